@@ -72,7 +72,10 @@ class Arena(Protocol):
         """Make a recording executable. Raises CannotCapture."""
 
     def launch(self, executable: Executable) -> None:
-        """Submit one executable. Returns at once where the device is asynchronous."""
+        """Submit one executable. Returns at once where the device is asynchronous.
+
+        Raises LaunchFailed when it was not accepted, DeviceLost when nothing can run any more.
+        """
 
     def release(self, executable: Executable) -> None:
         """Destroy one executable once nothing in flight uses it. The arena keeps its memory."""
@@ -91,5 +94,29 @@ class Driver(Protocol):
     def open(self, namespace: Namespace) -> Arena:
         """New arena: a fresh memory pool and a long-lived capture stream."""
 
+    @property
+    def description(self) -> str:
+        """The device in words, for reports: "NVIDIA H200, driver 580.1"."""
+
+    @property
+    def computes_bf16_fast(self) -> bool:
+        """Whether bfloat16 matrix products run at least as fast as float32 ones."""
+
+    @property
+    def num_sms(self) -> int:
+        """Multiprocessors (1 on a host), for kernel plans."""
+
     def mark(self, timed: bool = False) -> Mark:
         """Mark the present point in the stream that direct runs and launches are submitted to."""
+
+    def prime(self, dtype: str) -> None:
+        """Initialise, on the calling thread, the libraries that cannot be inside a capture."""
+
+    def free_bytes(self) -> int:
+        """Memory of the device that is free now."""
+
+    def synchronize(self) -> None:
+        """Wait for everything submitted. Raises DeviceLost when the context is poisoned."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether `error` left the device context unusable."""

@@ -29,9 +29,7 @@ EDGES: Final[dict[State, frozenset[State]]] = {
     State.UNSEEN: frozenset({State.OBSERVED, State.SEEDED, State.REFUSED}),
     State.OBSERVED: frozenset({State.PROVEN, State.REFUSED, State.RELEASED}),
     State.SEEDED: frozenset({State.PROVEN, State.UNSEEN, State.RELEASED}),
-    State.PROVEN: frozenset(
-        {State.TRUSTED, State.QUARANTINED, State.REFUSED, State.RELEASED}
-    ),
+    State.PROVEN: frozenset({State.TRUSTED, State.QUARANTINED, State.REFUSED, State.RELEASED}),
     State.TRUSTED: frozenset({State.REFUSED, State.RELEASED}),
     State.QUARANTINED: frozenset({State.UNSEEN}),
     State.REFUSED: frozenset({State.UNSEEN}),

@@ -3,7 +3,8 @@
     GraphseedError                 the root: `except graphseed.GraphseedError` catches all of ours
     |-- SelectorError              a selector of the environment or the command line means nothing
     |-- CannotCapture              a driver's word to the cache: this graph is refused, and why
-    |-- DeviceLost                 the device context is poisoned; nothing more can run in this process
+    |-- LaunchFailed               a driver's word to the cache: a launch was not accepted
+    |-- DeviceLost                 the device context is poisoned; this process can run no more
     |-- IllegalMove                an entry was moved along an edge that is not in the table (a bug)
     |-- Closed                     the cache, arena or engine was used after it was closed
     `-- WrongThread                something but the engine's thread touched graphs
@@ -24,6 +25,10 @@ class SelectorError(GraphseedError, ValueError):
 
 class DeviceLost(GraphseedError, RuntimeError):
     """The device context is poisoned by an earlier error; only a new process helps."""
+
+
+class LaunchFailed(GraphseedError):
+    """A driver could not submit an executable, and nothing of it ran; the cache runs direct."""
 
 
 class IllegalMove(GraphseedError, RuntimeError):
