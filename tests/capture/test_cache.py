@@ -105,6 +105,16 @@ def test_I5_the_first_batch_one_decode_graph_releases_the_whole_prompt_generatio
     assert cache.spaces[Namespace.PROMPT].num_held == 0
 
 
+def test_I5_a_decode_graph_that_replays_is_launched_before_the_release(
+    make_cache, driver, make_identity
+):
+    cache, decode = make_cache(), make_identity(Namespace.DECODE, tokens=1)
+    for _ in range(2):
+        cache.run(make_identity(), driver.work())
+        cache.run(decode, driver.work())
+    assert driver.calls[-3:] == ["wait", "launch", "close prompt"]
+
+
 def test_I5_a_decode_graph_of_a_larger_batch_does_not_release(make_cache, driver, make_identity):
     cache = make_cache()
     cache.run(make_identity(), driver.work())
@@ -124,7 +134,7 @@ def test_I5_the_release_waits_for_admitted_prompts_and_is_counted_once(
     assert "close prompt" not in driver.calls
     cache.prompt_finished()
     cache.run(decode, driver.work())
-    assert driver.calls[-2:] == ["close prompt", "launch"]
+    assert driver.calls[-2:] == ["launch", "close prompt"]
     assert driver.num_captured == 2  # one seed for each namespace, replays in between
 
 

@@ -21,13 +21,15 @@ from graphseed.capture.errors import (
 )
 from graphseed.capture.events import Cause, Event, EventLog, Why
 from graphseed.capture.identity import Bindings, FirstNode, GraphIdentity, Namespace
+from graphseed.capture.log import LogLines
 from graphseed.capture.selector import Policy, Selection, read_selectors
 from graphseed.capture.tally import Counts, Tally
 
 __all__ = [
     "EDGES", "Arena", "Bindings", "Budget", "CannotCapture", "Cause", "Closed", "Counts",
     "Definition", "DeviceLost", "Driver", "Entry", "Event", "EventLog", "Executable", "FirstNode",
-    "GraphCache", "GraphIdentity", "GraphseedError", "IllegalMove", "LaunchFailed", "Mark",
+    "GraphCache", "GraphIdentity", "GraphseedError", "IllegalMove", "LaunchFailed", "LogLines",
+    "Mark",
     "Namespace", "Policy", "Reason", "SeedWatch", "Selection", "SelectorError", "State", "Tally",
     "Why", "Work", "WrongThread", "read_selectors",
 ]  # fmt: skip

@@ -62,10 +62,19 @@ class GraphCache:
         raised here, and the identity is then unseen again (I3).
         """
         self._check_usable()
-        if identity.namespace is Namespace.DECODE:
-            self._release_prompts_if_due(identity)
         space = self.spaces[identity.namespace]
         entry = space.entry(identity)
+        if not self._is_release_due(identity):
+            return self._answer(space, entry, work)
+        prompts = self.spaces[Namespace.PROMPT]
+        if entry.is_held:  # launch first: giving back then hides behind the step on the device
+            result = self._answer(space, entry, work)
+            prompts.release_generation(Cause.DECODE)
+            return result
+        prompts.release_generation(Cause.DECODE)  # first: the capture may need the memory
+        return self._answer(space, entry, work)
+
+    def _answer(self, space: Space, entry: Entry, work: Callable[[], R]) -> R:
         if entry.state is State.RELEASED or self._is_back_off_over(entry):
             entry.move(State.UNSEEN)
         match entry.state:
@@ -192,16 +201,16 @@ class GraphCache:
         )
         return result
 
-    def _release_prompts_if_due(self, identity: GraphIdentity) -> None:
-        space = self.spaces[Namespace.PROMPT]
-        if self.selection.prompt is not Policy.SEED or not space.num_held:
-            return
-        if identity.get("batch") != 1:
-            return
+    def _is_release_due(self, identity: GraphIdentity) -> bool:
+        """Whether this is the decode graph that ends the prompt generation of `seed` (I5)."""
+        if identity.namespace is not Namespace.DECODE or self.selection.prompt is not Policy.SEED:
+            return False
+        if not self.spaces[Namespace.PROMPT].num_held or identity.get("batch") != 1:
+            return False
         if self._num_unfinished == 0:
-            space.release_generation(Cause.DECODE)
             self._is_deferring = False
-        elif not self._is_deferring:
+            return True
+        if not self._is_deferring:
             self._is_deferring = True  # counted once for each release that waits
             self.log.emit(
                 Deferred(
@@ -209,6 +218,7 @@ class GraphCache:
                     num_unfinished=self._num_unfinished,
                 )
             )  # fmt: skip
+        return False
 
     def _is_back_off_over(self, entry: Entry) -> bool:
         return (

@@ -32,6 +32,7 @@ class Cause(Enum):
     STALE = "stale"
     DIRECT_RAISED = "the direct run raised"
     LAUNCH_FAILED = "launch failed"
+    MEMORY = "the device ran out of memory"
     REQUESTED = "requested"
     SHUTDOWN = "shutdown"
 

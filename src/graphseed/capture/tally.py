@@ -11,6 +11,7 @@ from graphseed.capture.errors import Reason
 from graphseed.capture.events import Deferred, Direct, Event, Refused, Released, Replayed, Seeded
 from graphseed.capture.events import Stale as StaleEvent
 from graphseed.capture.identity import Namespace
+from graphseed.capture.selector import Policy, Selection
 
 
 @dataclass(slots=True)
@@ -66,3 +67,17 @@ class Tally:
         names = [f.name for f in fields(counts) if f.name != "reasons"]
         pairs = " ".join(f"{name}={getattr(counts, name)}" for name in names)
         return f"{namespace.value} graphs: device={self.device} {pairs}"
+
+    def no_effect(self, selection: Selection) -> str | None:
+        """Why prompt graphs that were asked for were never instantiated, or None (I10)."""
+        counts = self.counts[Namespace.PROMPT]
+        if not selection.was_asked or selection.prompt is Policy.OFF or counts.seeded:
+            return None
+        if not counts.candidates:
+            why = "no prompt was run"
+        elif counts.refused:
+            reasons = ", ".join(sorted({reason.value for reason in counts.reasons}))
+            why = f"every graph was refused ({reasons})"
+        else:
+            why = "no prompt was captured before the end"
+        return f"{selection.source} had no effect: {why}"

@@ -1,0 +1,124 @@
+"""The flags that several commands share, named as llama.cpp names them.
+
+Owns the parser pieces and what turns them into a driver, a model, and parameters. Does not run
+anything.
+"""
+
+import argparse
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphseed.capture import Selection, read_selectors
+
+if TYPE_CHECKING:
+    from graphseed.capture import Driver
+    from graphseed.engine import EngineConfig, SamplingParams
+    from graphseed.models.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a command runs on."""
+
+    driver: "Driver"
+    model: "Model"
+    selection: Selection
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add -m, --device, --dtype and the sizes of an engine."""
+    parser.add_argument(
+        "-m", "--model", default="smollm2", metavar="MODEL",
+        help="smollm2, a Hugging Face directory or hub id, a GGUF file, or random:PRESET "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="auto, bf16, fp16, fp32 (default: auto)")
+    parser.add_argument(
+        "-c", "--ctx-size", type=int, default=0, metavar="N",
+        help="tokens of prompt and answer (default: 0 = the model's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-ub", "--ubatch-size", type=int, default=512, metavar="N",
+        help="tokens of one forward pass (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true", help="log debug lines too")
+    parser.add_argument("-q", "--quiet", action="store_true", help="log warnings only")
+
+
+def add_policy_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --prompt-graphs."""
+    parser.add_argument(
+        "--prompt-graphs", default=None, metavar="off|seed|resident",
+        help="when prompt graphs are captured; seed is also GGML_CUDA_PROMPT_GRAPH_CAPTURE_SEED=1 "
+        "(default: off)",
+    )  # fmt: skip
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add -n and the sampling flags; what is not given comes from the model."""
+    number = "the model's generation_config"
+    parser.add_argument(
+        "-n", "--predict", "--n-predict", type=int, default=128, metavar="N",
+        help="new tokens, -1: until the context is full (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--temp", type=float, help=f"0: greedy (default: {number})")
+    parser.add_argument("--top-k", type=int, help=f"0: all (default: {number})")
+    parser.add_argument("--top-p", type=float, help=f"(default: {number})")
+    parser.add_argument("--min-p", type=float, help=f"(default: {number})")
+    parser.add_argument("-s", "--seed", type=int, default=-1, help="-1: random (default)")
+    parser.add_argument(
+        "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", dest="stop",
+        help="stop at this text; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after end of sequence")
+
+
+def load(args: argparse.Namespace, selection: Selection) -> Loaded:
+    """Open the driver and make the model ready. Raises GraphseedError."""
+    from graphseed.drivers import open_driver
+    from graphseed.models.load import load_model
+
+    driver = open_driver(args.device)
+    model = load_model(
+        args.model,
+        device=driver.device,
+        dtype=args.dtype,
+        bf16_is_fast=driver.computes_bf16_fast,
+    )
+    return Loaded(driver, model, selection)
+
+
+def selection_of(args: argparse.Namespace) -> Selection:
+    """Read the selectors of the command line and the environment. Raises SelectorError."""
+    return read_selectors(os.environ, args.prompt_graphs)
+
+
+def engine_config(args: argparse.Namespace, context_len: int = 0) -> "EngineConfig":
+    """The engine's sizes from -c and -ub; `context_len` stands in when -c was not given."""
+    from graphseed.engine import EngineConfig
+
+    return EngineConfig(context_len=args.ctx_size or context_len, num_ubatch=args.ubatch_size)
+
+
+def sampling_params(args: argparse.Namespace, model: "Model") -> "SamplingParams":
+    """The request's parameters: flags first, then the model's own defaults."""
+    from graphseed.engine import SamplingParams
+
+    own = model.sampling
+
+    def pick(given: float | None, default: float) -> float:
+        return default if given is None else given
+
+    return SamplingParams(
+        temperature=pick(args.temp, own.temperature if own.do_sample else 0.0),
+        top_k=int(pick(args.top_k, own.top_k)),
+        top_p=pick(args.top_p, own.top_p),
+        min_p=pick(args.min_p, own.min_p),
+        seed=secrets.randbits(32) if args.seed == -1 else args.seed,
+        max_tokens=args.predict,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+    )

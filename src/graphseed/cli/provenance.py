@@ -1,0 +1,46 @@
+"""Where a figure comes from: commit, device, versions, command.
+
+Owns the fields that every committed result carries.
+"""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+COMMIT_VARIABLE: Final = "GRAPHSEED_COMMIT"  # for a tree that was copied without its history
+
+
+def provenance(device: str, description: str) -> dict[str, object]:
+    """Fields that say where, when and with what a figure was measured."""
+    import torch
+    import transformers
+
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": shlex.join(["graphseed", *sys.argv[1:]]),
+        "device": device,
+        "device_name": description,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _commit() -> str | None:
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None

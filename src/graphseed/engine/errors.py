@@ -1,0 +1,63 @@
+"""Errors of the engine.
+
+GraphseedError
+|-- RequestError            this request cannot run; the engine and other requests go on
+|   |-- EmptyPrompt
+|   |-- PromptTooLong
+|   |-- TokenOutOfRange
+|   `-- BadParameter        a sampling or engine parameter is out of its range
+`-- DeviceMemoryError       the device has too little memory; names what was asked and is free
+"""
+
+from graphseed.capture.errors import GraphseedError
+
+
+class RequestError(GraphseedError, ValueError):
+    """The request cannot run as it is; nothing else is affected."""
+
+
+class EmptyPrompt(RequestError):
+    """The prompt has no token."""
+
+    def __init__(self) -> None:
+        super().__init__("the prompt is empty (0 tokens); expected at least 1 token")
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not leave room for one new token in the context."""
+
+    def __init__(self, num_tokens: int, context_len: int) -> None:
+        super().__init__(
+            f"the prompt has {num_tokens} tokens and the context holds {context_len}, of which the "
+            f"answer needs at least 1; shorten the prompt to {context_len - 1} tokens or raise the "
+            "context size (-c)"
+        )
+        self.num_tokens = num_tokens
+        self.context_len = context_len
+
+
+class TokenOutOfRange(RequestError):
+    """A token id that the model does not have."""
+
+    def __init__(self, position: int, token: int, vocab_size: int) -> None:
+        super().__init__(
+            f"token id {token} at position {position} is out of range; the model has ids 0 to "
+            f"{vocab_size - 1}"
+        )
+
+
+class BadParameter(RequestError):
+    """A parameter is outside its range."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"{name} is {value!r}; expected {expected}")
+
+
+class DeviceMemoryError(GraphseedError, MemoryError):
+    """The device could not hold what was asked of it."""
+
+    def __init__(self, what: str, num_bytes: int | None, free_bytes: int, advice: str) -> None:
+        asked = f" needs {num_bytes / 2**20:,.0f} MiB" if num_bytes is not None else " ran out"
+        super().__init__(
+            f"out of device memory: {what}{asked}, {free_bytes / 2**20:,.0f} MiB are free; {advice}"
+        )
