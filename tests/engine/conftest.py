@@ -1,0 +1,99 @@
+"""Engines over tiny random models, on the host driver and (marker cuda) on the CUDA driver."""
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from graphseed.capture import Driver, Event, Policy, Selection
+from graphseed.drivers import open_driver
+from graphseed.engine import Engine, EngineConfig, SamplingParams
+from graphseed.engine.step import StepTrace
+from graphseed.models import Model, load_model
+
+SELECTIONS = {
+    "disabled": Selection(Policy.OFF, Policy.OFF),
+    "off": Selection(),
+    "seed": Selection(Policy.SEED, was_asked=True, source="test"),
+    "resident": Selection(Policy.RESIDENT, was_asked=True, source="test"),
+}
+
+
+@functools.cache
+def driver_of(device: str) -> Driver:
+    return open_driver(device)
+
+
+@functools.cache
+def model_of(preset: str, device: str, dtype: str) -> Model:
+    return load_model(
+        f"random:{preset}", device=device, dtype=dtype, bf16_is_fast=True, progress=False
+    )
+
+
+@dataclass
+class Answer:
+    """The bytes of one request: logits of every step, and the KV rows it wrote."""
+
+    tokens: tuple[int, ...]
+    logits: tuple[bytes, ...]
+    kv: str
+    text: str
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(device: str, events: list[Event]) -> Iterator[MakeEngine]:
+    """Opens engines on `device`; whatever the test leaves open is closed after it."""
+    opened = []
+
+    def make(
+        policy: str = "seed", preset: str = "tiny-llama", dtype: str = "fp32", **more: object
+    ) -> Engine:
+        config = EngineConfig(
+            context_len=int(more.pop("context_len", 256)),  # type: ignore[call-overload]
+            num_ubatch=int(more.pop("num_ubatch", 32)),  # type: ignore[call-overload]
+        )
+        driver = driver_of(device)
+        engine = Engine(
+            model_of(preset, driver.device, dtype), driver, config, SELECTIONS[policy],
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+        engine.log.subscribe(events.append)
+        engine.warm_up()
+        opened.append(engine)
+        return engine
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def prompt_of(num_tokens: int, seed: int = 0, vocab: int = 256) -> list[int]:
+    """Random token ids, the same for the same arguments."""
+    return random.Random(seed).choices(range(vocab), k=num_tokens)
+
+
+def answer(engine: Engine, prompt: list[int], new: int = 4, **params: object) -> Answer:
+    """Run one request and return its bytes."""
+    trace, last, text = StepTrace(engine.driver), None, ""
+    sampling = SamplingParams(max_tokens=new, ignore_eos=True, **params)  # type: ignore[arg-type]
+    for delta in engine.stream(prompt, sampling, observer=trace, kv_digest=True):
+        last, text = delta, text + delta.text
+    assert last is not None and last.kv_digest is not None
+    logits = tuple(row.cpu().numpy().tobytes() for row in trace.logits)
+    return Answer(tuple(last.request.output_ids), logits, last.kv_digest, text)

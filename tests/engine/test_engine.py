@@ -1,0 +1,175 @@
+"""Requests on one engine: errors that name the numbers, ends of answers, streaming."""
+
+import pytest
+import torch
+
+from graphseed.capture import Closed, Namespace
+from graphseed.engine import (
+    BadParameter,
+    DeviceMemoryError,
+    EmptyPrompt,
+    EngineConfig,
+    FinishReason,
+    PromptTooLong,
+    SamplingParams,
+    TokenOutOfRange,
+)
+from tests.engine.conftest import answer, prompt_of
+
+
+def assert_usable(engine):
+    free = engine.num_free_blocks
+    assert len(answer(engine, prompt_of(40), new=2).tokens) == 2
+    assert engine.num_free_blocks == free == engine.config.num_blocks - 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ([], EmptyPrompt, "0 tokens"),
+        ([1] * 256, PromptTooLong, "256 tokens and the context holds 256"),
+        ([1, 2, 99999], TokenOutOfRange, "token id 99999 at position 2 .* 0 to 511"),
+        ([-1], TokenOutOfRange, "token id -1 at position 0"),
+    ],
+)
+def test_a_bad_prompt_is_one_clear_error_and_the_next_request_works(
+    prompt, error, words, make_engine
+):
+    engine = make_engine()
+    with pytest.raises(error, match=words):
+        engine.stream(prompt)
+    assert_usable(engine)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": -1.0}, "temperature .* is -1.0"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": -2}, "seed"),
+        ({"stop": ("",)}, "stop"),
+    ],
+)
+def test_a_bad_parameter_names_itself(params, words):
+    with pytest.raises(BadParameter, match=words):
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize(
+    "config", [{"context_len": 1}, {"num_ubatch": 0}, {"num_parallel": 0}, {"block_len": 24}]
+)
+def test_a_bad_engine_size_names_itself(config):
+    with pytest.raises(BadParameter):
+        EngineConfig(**config)
+
+
+def test_out_of_memory_in_a_step_ends_the_request_and_gives_graphs_back(make_engine, monkeypatch):
+    engine = make_engine("seed")
+    answer(engine, prompt_of(40), new=1)
+    assert engine.cache.spaces[Namespace.PROMPT].num_held == 2
+    monkeypatch.setattr(
+        type(engine.model), "forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
+    )
+    with pytest.raises(DeviceMemoryError, match=r"a prompt step ran out, [\d,]+ MiB are free"):
+        list(engine.stream(prompt_of(5)))
+    monkeypatch.undo()
+    assert engine.cache.spaces[Namespace.PROMPT].num_held == 0
+    assert_usable(engine)
+
+
+def test_kv_memory_that_cannot_fit_names_the_bytes_and_the_engine_keeps_its_size(make_engine):
+    engine = make_engine()
+    with pytest.raises(DeviceMemoryError, match=r"KV memory of \d+ tokens needs [\d,]+ MiB"):
+        engine.resize(1 << 34)
+    assert engine.config.context_len == 256
+    assert_usable(engine)
+
+
+def test_an_error_of_the_model_reaches_the_caller_and_the_next_request_works(
+    make_engine, monkeypatch
+):
+    engine = make_engine("seed")
+
+    def broken(*_):
+        raise ValueError("a bug in the model")
+
+    monkeypatch.setattr(type(engine.model), "forward", broken)
+    with pytest.raises(ValueError, match="a bug in the model"):
+        list(engine.stream(prompt_of(20)))
+    monkeypatch.undo()
+    assert_usable(engine)
+
+
+def test_a_stream_that_is_closed_early_gives_its_blocks_back(make_engine):
+    engine = make_engine()
+    stream = engine.stream(prompt_of(100), SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    assert engine.num_free_blocks < engine.config.num_blocks - 1
+    stream.close()
+    assert_usable(engine)
+
+
+def test_an_answer_ends_at_max_tokens_or_at_the_end_of_the_context(make_engine):
+    engine = make_engine(context_len=64)
+    for limit, num_new, reason in (
+        (3, 3, FinishReason.MAX_TOKENS), (-1, 14, FinishReason.CONTEXT_FULL),
+    ):  # fmt: skip
+        params = SamplingParams(max_tokens=limit, ignore_eos=True)
+        _, request = engine.generate(prompt_of(50), params)
+        assert (len(request.output_ids), request.finish_reason) == (num_new, reason)
+
+
+def test_an_answer_ends_at_an_end_of_sequence_token_which_is_not_shown(make_engine, monkeypatch):
+    engine = make_engine()
+    first = answer(engine, prompt_of(50), new=6)
+    eos = first.tokens[2]
+    import dataclasses
+
+    engine.model = dataclasses.replace(engine.model, eos_ids=frozenset({eos}))
+    _, request = engine.generate(prompt_of(50), SamplingParams(max_tokens=6))
+    assert request.output_ids == list(first.tokens[: first.tokens.index(eos) + 1])
+    assert request.finish_reason is FinishReason.END_OF_SEQUENCE
+
+
+def test_an_answer_ends_before_a_stop_string(make_engine):
+    engine = make_engine()
+    text = answer(engine, prompt_of(50), new=40).text
+    stop = text[5:8]
+    got, request = engine.generate(
+        prompt_of(50), SamplingParams(max_tokens=40, ignore_eos=True, stop=(stop,))
+    )
+    assert got == text[: text.index(stop)]
+    assert (request.finish_reason, request.stopping_word) == (FinishReason.STOP_STRING, stop)
+
+
+def test_a_seed_decides_a_sampled_answer_under_every_policy(make_engine):
+    engines = [make_engine(policy) for policy in ("disabled", "off", "seed", "resident")]
+    sampling = {"temperature": 1.5, "top_k": 50, "top_p": 0.95, "min_p": 0.01}
+    answers = {
+        seed: {answer(engine, prompt_of(50), new=12, seed=seed, **sampling).tokens
+               for engine in engines for _ in range(2)}
+        for seed in (1, 2)
+    }  # fmt: skip
+    assert len(answers[1]) == len(answers[2]) == 1
+    assert answers[1] != answers[2]
+
+
+def test_a_closed_engine_says_so_and_may_be_closed_again(make_engine):
+    engine = make_engine()
+    engine.close()
+    engine.close()
+    with pytest.raises(Closed):
+        engine.stream([1, 2])
+
+
+def test_tokens_arrive_one_by_one_and_their_text_is_the_answer(make_engine):
+    engine = make_engine()
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    deltas = list(engine.stream(prompt_of(20), params))
+    assert len(deltas) == 10
+    whole = engine.model.decode(deltas[-1].request.output_ids)
+    assert "".join(delta.text for delta in deltas) == whole

@@ -1,0 +1,70 @@
+"""Text that can be shown at once: no half characters, no part of a stop string."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphseed.engine.text import AnswerText, Detokenizer, StopMatcher
+
+
+def decode_bytes(ids):
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+def pieces_of(ids):
+    detokenizer = Detokenizer(decode_bytes)
+    return [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
+
+
+@given(st.text(max_size=40))
+def test_text_comes_out_whole_and_never_half_a_character(text):
+    pieces = pieces_of(text.encode())
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
+
+
+@given(st.lists(st.integers(0, 255), max_size=40))
+def test_bytes_that_are_no_text_come_out_as_the_decoder_writes_them(ids):
+    assert "".join(pieces_of(ids)) == decode_bytes(ids)
+
+
+def test_a_character_of_four_tokens_is_held_until_it_is_whole():
+    assert pieces_of("a\U0001f410b".encode()) == ["a", "", "", "", "\U0001f410", "b", ""]
+
+
+def test_an_end_inside_a_character_is_shown_at_the_flush():
+    assert pieces_of("é".encode()[:1]) == ["", "\ufffd"]
+
+
+@given(
+    st.lists(st.text("ab<|", max_size=4), max_size=12),
+    st.lists(st.text("ab<|", min_size=1, max_size=5), max_size=3),
+)
+def test_what_is_shown_is_the_text_before_the_earliest_stop(pieces, stops):
+    matcher = StopMatcher(stops)
+    shown = "".join(matcher.push(piece) for piece in pieces)
+    found = matcher.found
+    shown += matcher.flush()
+    whole = "".join(pieces)
+    if found is None:
+        assert shown == whole
+        assert not any(stop in whole for stop in stops)
+    else:
+        assert whole.startswith(shown + found)
+        assert not any(stop in shown for stop in stops)
+
+
+def test_a_stop_string_across_pieces_is_never_shown_in_part():
+    matcher = StopMatcher(["<end>"])
+    assert [matcher.push(p) for p in ("hi <", "en", "d", "> more")] == ["hi ", "", "", ""]
+    assert matcher.found == "<end>"
+
+
+def test_what_looked_like_a_stop_string_is_shown_once_it_is_none():
+    matcher = StopMatcher(["<end>"])
+    assert [matcher.push(p) for p in ("<en", "x")] == ["", "<enx"]
+
+
+def test_stop_strings_are_found_in_the_joined_answer():
+    text = AnswerText(decode_bytes, ["é!"])
+    shown = "".join(text.push(i) for i in "caf\u00e9!x".encode())
+    assert (shown, text.stopping_word) == ("caf", "é!")
