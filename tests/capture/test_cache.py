@@ -5,9 +5,22 @@ import threading
 import pytest
 
 from graphseed.capture import (
-    Bindings, Budget, CannotCapture, Cause, Closed, DeviceLost, FirstNode, GraphCache,
-    LaunchFailed, Namespace, Policy, Reason, Selection, State, WrongThread,
-)  # fmt: skip
+    Bindings,
+    Budget,
+    CannotCapture,
+    Cause,
+    Closed,
+    DeviceLost,
+    FirstNode,
+    GraphCache,
+    LaunchFailed,
+    Namespace,
+    Policy,
+    Reason,
+    Selection,
+    State,
+    WrongThread,
+)
 from graphseed.capture.events import Deferred, Direct, Refused, Released, Stale, Why
 
 SEED = Selection(Policy.SEED)

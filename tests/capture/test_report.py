@@ -3,9 +3,17 @@
 import pytest
 
 from graphseed.capture import (
-    Bindings, Budget, CannotCapture, GraphCache, Namespace, Policy, Reason, SeedWatch, Selection,
+    Bindings,
+    Budget,
+    CannotCapture,
+    GraphCache,
+    Namespace,
+    Policy,
+    Reason,
+    SeedWatch,
+    Selection,
     Tally,
-)  # fmt: skip
+)
 from graphseed.capture.events import Alarm
 
 
@@ -85,9 +93,9 @@ def test_I10_at_the_end_any_seed_without_a_replay_is_an_alarm(driver, log, event
     cache.run(make_identity(), driver.work())
     watch.finish()
     [alarm] = alarms(events)
-    assert "1 prompt graphs seeded and none replayed: the identity was not seen again" == (
+    assert (
         alarm.message
-    )
+    ) == "1 prompt graphs seeded and none replayed: the identity was not seen again"
 
 
 def test_I10_no_alarm_at_the_end_once_something_replayed(driver, log, events, make_identity):

@@ -7,6 +7,7 @@ each capture. Does not know identities, states or policies.
 """
 
 import gc
+import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from graphseed.capture.driver import Definition, Executable, Mark, Work
 from graphseed.capture.errors import CannotCapture, Closed, DeviceLost, LaunchFailed, Reason
 from graphseed.capture.identity import FirstNode, Namespace
 from graphseed.drivers import nodes
+
+logger = logging.getLogger(__name__)
 
 TORCH: Final = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 # Before 2.13 a failed capture_end leaves the allocator believing that a capture is under way;
@@ -99,6 +102,8 @@ class CudaArena:
         self._stream = stream
         self._pool: torch.cuda.MemPool | None = torch.cuda.MemPool()
         self._executables: list[CudaExecutable] = []
+        # Every graph that counts as a user of the pool, instantiated or not.
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def capture(self, work: Work) -> CudaDefinition:
         pool = self._open_pool()
@@ -116,7 +121,7 @@ class CudaArena:
                 raise
             # A throw-away capture in relaxed mode initialises what the primer did not know of,
             # without executing anything.
-            self._record(work, pool, "relaxed")[0].reset()
+            self._forget(self._record(work, pool, "relaxed")[0])
             graph, result = self._record(work, pool, "thread_local")
         num_nodes, root = nodes.count_and_root(graph.raw_cuda_graph())
         if num_nodes == 0:
@@ -161,20 +166,24 @@ class CudaArena:
         if _RESET_HURTS_OTHERS:
             return  # kept, unused, until the whole generation goes
         self._wait_for(executable)
-        executable.graph.reset()
+        self._forget(executable.graph)
         self._executables = [kept for kept in self._executables if kept is not executable]
 
     def close(self) -> int:
-        if self._pool is None:
+        pool, self._pool = self._pool, None
+        if pool is None:
             return 0
         for executable in self._executables:
             self._wait_for(executable)
         free_before = self._driver.free_bytes()
         for executable in self._executables:
             executable.result = None
-            executable.graph.reset()
+        for graph in self._graphs:
+            graph.reset()
         self._executables.clear()
-        self._pool = None  # the last user of the pool: its memory goes back to the device
+        self._graphs.clear()
+        self._driver.drop(pool)
+        del pool  # the last reference: its memory goes back to the device
         return max(0, self._driver.free_bytes() - free_before)
 
     def _record(
@@ -194,10 +203,14 @@ class CudaArena:
                 graph.capture_end()  # always, or the stream would go on capturing
             except RuntimeError as error:
                 end_error = error
+        if end_error is None:
+            self._graphs.append(graph)
         if raised is None and end_error is None:
             return graph, result
         if end_error is not None:
             self._driver.repair(graph, pool)
+        else:
+            self._forget(graph)
         if raised is not None and not isinstance(raised, Exception):
             raise raised
         refusal = _refusal(raised, end_error)
@@ -210,6 +223,10 @@ class CudaArena:
         if self._pool is None:
             raise Closed("the arena is closed")
         return self._pool
+
+    def _forget(self, graph: torch.cuda.CUDAGraph) -> None:
+        graph.reset()
+        self._graphs = [kept for kept in self._graphs if kept is not graph]
 
     @staticmethod
     def _wait_for(executable: CudaExecutable) -> None:
@@ -229,6 +246,7 @@ class CudaDriver:
         # Failed graphs are never freed where torch cannot unwind them: the pinned-host allocator
         # keeps a pointer to each (pytorch #190308).
         self._graveyard: list[torch.cuda.CUDAGraph] = []
+        self._kept_pools: list[torch.cuda.MemPool] = []
 
     @property
     def device(self) -> str:
@@ -288,6 +306,18 @@ class CudaDriver:
         # The default generator still believes it is capturing, and would refuse to draw.
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
+
+    def drop(self, pool: torch.cuda.MemPool) -> None:
+        """Let a pool go, unless somebody else still counts as its user.
+
+        torch ends the process when a pool is destroyed that a graph still uses; a pool that leaks
+        is the lesser harm, and is said.
+        """
+        if pool.use_count() != 1:
+            logger.error(
+                "a graph memory pool is still in use (%d users) and is kept", pool.use_count()
+            )
+            self._kept_pools.append(pool)
 
     def _stream_of(self, namespace: Namespace) -> torch.cuda.Stream:
         if namespace not in self._streams:

@@ -66,9 +66,7 @@ class ScriptedArena:
             if refusal is not None:
                 raise refusal
         driver.num_captured += 1
-        return ScriptedGraph(
-            driver.num_captured, driver.first_node, driver.root, driver.num_bytes
-        )
+        return ScriptedGraph(driver.num_captured, driver.first_node, driver.root, driver.num_bytes)
 
     def instantiate(self, definition: Definition) -> ScriptedGraph:
         self.driver.calls.append("instantiate")
@@ -137,7 +135,9 @@ class ScriptedDriver:
     def is_lost(self, error: BaseException) -> bool:
         return False
 
-    def work(self, result: object = "direct", error: Exception | None = None) -> Callable[[], object]:
+    def work(
+        self, result: object = "direct", error: Exception | None = None
+    ) -> Callable[[], object]:
         """A step that writes "direct" into the transcript and returns or raises."""
 
         def run() -> object:

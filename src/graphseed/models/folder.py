@@ -1,0 +1,88 @@
+"""A Hugging Face folder into memory: weights and tokenizer.
+
+Owns the calls to transformers and what their failures mean. Code that comes with a model is never
+run. Does not know how the folder came to be.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from graphseed.models.errors import ModelError, ModelUnsupported
+from graphseed.models.experts import PROBE_EXPERTS
+from graphseed.models.phases import quiet_transformers
+from graphseed.models.random_weights import is_out_of_memory, out_of_memory
+
+
+def load_folder(
+    folder: Path, attention: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    """Load a causal model and its tokenizer from a folder; returns (module, tokenizer).
+
+    Raises ModelUnsupported for a kind of model that transformers or graphseed does not run, and
+    ModelError for a folder that is broken or weights that do not fit.
+    """
+    with quiet_transformers():
+        tokenizer = _load_tokenizer(folder)
+        module = _load_weights(folder, attention, dtype)
+    num_bytes = sum(weight.nbytes for weight in module.parameters())
+    try:
+        return module.to(device), tokenizer
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(num_bytes, device, dtype) from error
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, ImportError, KeyError) as error:
+        raise ModelError(
+            f"{folder} has no tokenizer that transformers can load ({_first_line(error)}); it "
+            "needs a tokenizer.json beside config.json"
+        ) from error
+
+
+def _load_weights(folder: Path, attention: str, dtype: torch.dtype) -> Any:
+    import transformers
+
+    try:
+        module, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attention,
+            experts_implementation=PROBE_EXPERTS,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, SafetensorError) as error:  # no weights, or a file that is cut short
+        raise ModelError(f"{folder} cannot be read: {_first_line(error)}") from error
+    except (ValueError, ImportError, KeyError, AttributeError) as error:
+        raise ModelUnsupported(
+            f"transformers {transformers.__version__} does not load it as a causal model: "
+            f"{_first_line(error)}"
+        ) from error
+    require_all_weights(info, str(folder))
+    return module
+
+
+def require_all_weights(info: Any, where: str) -> None:
+    """Raise ModelError when the loader had to make weights up: they would be random."""
+    lacking = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if lacking:
+        shown = ", ".join(lacking[:4]) + (", ..." if len(lacking) > 4 else "")
+        raise ModelError(
+            f"{where} lacks {len(lacking)} weights that its config asks for, or has them in "
+            f"another shape: {shown}; the files do not belong together or are incomplete"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,110 @@
+"""Random weights: seeded, finite, of some variety, and nobody else's random state is touched."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from graphseed.models import random_weights
+from graphseed.models.attention import attention_context
+from graphseed.models.errors import ModelError
+from graphseed.models.load import load_model
+from graphseed.models.model import Model
+from graphseed.models.presets import PRESET_NAMES, preset_config
+from graphseed.models.random_weights import random_module
+from tests.models.causal import CausalAttention
+
+_TINY = [name for name in PRESET_NAMES if name.startswith("tiny-")]
+_CPU = torch.device("cpu")
+
+
+def _load(preset: str, dtype: str = "fp32", seed: int = 0) -> Model:
+    return load_model(f"random:{preset}", device="cpu", dtype=dtype, bf16_is_fast=False, seed=seed)
+
+
+@pytest.mark.parametrize("preset", _TINY)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_equal_seeds_give_equal_weights_and_another_seed_others(preset: str, dtype: str) -> None:
+    first, again = _load(preset, dtype).module, _load(preset, dtype).module
+    other = _load(preset, dtype, seed=1).module
+    for (name, weight), same, differs in zip(
+        first.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(weight, same), name
+        if weight.dim() >= 2:
+            assert not torch.equal(weight, differs), name
+
+
+def test_the_callers_random_state_is_untouched() -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    _load("tiny-llama")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_buffers_have_their_values_and_ties_hold() -> None:
+    module = _load("tiny-gemma3").module
+    assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
+    embed_scale = module.get_input_embeddings().embed_scale
+    assert embed_scale.item() == pytest.approx(64**0.5)  # printed value of a square root
+    assert all(bool(buffer.isfinite().all()) for buffer in module.buffers())
+
+
+@pytest.mark.parametrize("preset", _TINY)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_logits_are_finite_and_greedy_output_has_some_variety(preset: str, dtype: str) -> None:
+    model = _load(preset, dtype)
+    ids = model.encode("The quick brown fox")
+    num_prompt = len(ids)
+    with torch.no_grad(), attention_context(CausalAttention()):
+        for _ in range(16):
+            rows = torch.tensor([len(ids) - 1], dtype=torch.int32)
+            positions = torch.arange(len(ids), dtype=torch.int32)
+            logits = model.forward(torch.tensor(ids, dtype=torch.int32), positions, rows)
+            assert logits.isfinite().all()
+            ids.append(int(logits[0].argmax()))
+    assert len(set(ids[num_prompt:])) >= 6
+
+
+def _raise(error: RuntimeError) -> Any:
+    def draw(*args: object) -> None:
+        raise error
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_too_little_memory_says_how_much_is_needed_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    monkeypatch.setattr(random_weights, "_draw", _raise(error))
+    # 229,952 weights of 4 bytes
+    with pytest.raises(ModelError, match=r"919,808 bytes .* in float32.*or the dtype bf16"):
+        random_module(preset_config("tiny-llama"), _CPU, torch.float32, 0)
+
+
+def test_another_runtime_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_weights, "_draw", _raise(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        random_module(preset_config("tiny-llama"), _CPU, torch.float32, 0)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_weights_on_a_gpu_are_made_there_and_leave_its_random_state() -> None:
+    before_cpu, before_gpu = torch.get_rng_state(), torch.cuda.get_rng_state()
+    made = [
+        load_model("random:tiny-qwen3-moe", device="cuda:0", bf16_is_fast=True) for _ in range(2)
+    ]
+    assert torch.equal(torch.get_rng_state(), before_cpu)
+    assert torch.equal(torch.cuda.get_rng_state(), before_gpu)
+    for one, other in zip(*(model.module.parameters() for model in made), strict=True):
+        assert one.device == torch.device("cuda:0")
+        assert one.dtype == torch.bfloat16
+        assert torch.equal(one, other)
