@@ -325,3 +325,16 @@ def test_one_thread_serves_directly_while_another_captures() -> None:
         stop.set()
         server.join()
     assert not wrong
+
+
+def test_views_of_one_static_buffer_are_read_and_written_where_they_lie():
+    """The fake storage of a buffer grows with each view of it: that is no resize."""
+    buffer = torch.arange(400.0)
+    outputs = [buffer[:64], buffer[200:264], buffer[300:]]
+
+    def work():
+        for output in outputs:
+            output.add_(buffer[100:101])
+            output.mul_(2)
+
+    check_replays(work, [buffer])

@@ -88,6 +88,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes: list[Node] = []
         self._roots: list[Root] = []
         self._root_of: dict[int, int] = {}  # address of a storage's struct -> its root
+        self._num_bytes: dict[int, int] = {}  # address of a fake storage's struct -> its size
         self._kept: list[object] = []  # storages and aliases, alive so that the keys stay theirs
         self._externals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> (real, fake)
 
@@ -221,7 +222,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             real = self._externals.get(id(tensor))
             now = self.window_of(tensor if real is None else real[1])
             storage = (tensor if real is None else real[1]).untyped_storage()
-            is_resized = storage.nbytes() != self._roots[now.root].num_bytes
+            is_resized = storage.nbytes() != self._num_bytes[storage._cdata]
             is_view_op = torch.Tag.inplace_view in op.tags
             if is_resized or (now != before and (real is not None or not is_view_op)):
                 detail = f"{op} changes the shape of a tensor from {before.shape} to {now.shape}"
@@ -273,6 +274,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             root = self._add_root(storage, Root(storage.nbytes(), storage))
         if self._root_of.setdefault(fake_storage._cdata, root) != root:
             self.refuse(Reason.UNSUPPORTED_NODE, "two storages of the caller share one fake")
+        # The fake storage only reaches as far as the views seen of it: each may make it larger.
+        self._num_bytes[fake_storage._cdata] = fake_storage.nbytes()
         self._kept.append(fake_storage)
         return fake
 
@@ -284,6 +287,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add_root(self, storage: torch.UntypedStorage, root: Root) -> int:
         self._kept.append(storage)
+        self._num_bytes[storage._cdata] = storage.nbytes()
         self._roots.append(root)
         self._root_of[storage._cdata] = len(self._roots) - 1
         return len(self._roots) - 1

@@ -60,6 +60,7 @@ def _load_weights(folder: Path, attention: str, dtype: torch.dtype) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
         )
     except (OSError, SafetensorError) as error:  # no weights, or a file that is cut short
         raise ModelError(f"{folder} cannot be read: {_first_line(error)}") from error
@@ -74,7 +75,8 @@ def _load_weights(folder: Path, attention: str, dtype: torch.dtype) -> Any:
 
 def require_all_weights(info: Any, where: str) -> None:
     """Raise ModelError when the loader had to make weights up: they would be random."""
-    lacking = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    mismatched = sorted(f"{name} {list(have)}" for name, have, _ in info["mismatched_keys"])
+    lacking = sorted(info["missing_keys"]) + mismatched
     if lacking:
         shown = ", ".join(lacking[:4]) + (", ..." if len(lacking) > 4 else "")
         raise ModelError(
