@@ -21,6 +21,7 @@ from graphseed.capture.driver import Definition, Executable, Mark, Work
 from graphseed.capture.errors import CannotCapture, Closed, DeviceLost, LaunchFailed, Reason
 from graphseed.capture.identity import FirstNode, Namespace
 from graphseed.drivers import nodes
+from graphseed.drivers.cuda_refusals import first_line, lost_message, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +34,6 @@ _RELEASES_POOL_ITSELF: Final = TORCH >= (2, 14)
 # captured there still use (pytorch #193402): there only whole generations are reset.
 _RESET_HURTS_OTHERS: Final = (2, 12) <= TORCH <= (2, 14)
 MEMORY_FLOOR_BYTES: Final = 256 << 20  # capture refuses to leave the device with less than this
-
-# What torch says, in order of precedence; the first that occurs in the message decides.
-_REASONS: Final = (
-    ("NOT_INITIALIZED", Reason.NOT_INITIALISED),
-    ("CUDNN_STATUS", Reason.NOT_INITIALISED),
-    ("Cannot copy between CPU and CUDA tensors", Reason.HOST_MEMORY),
-    ("Offset increment outside graph capture", Reason.RANDOM),
-    ("registered with the CUDA graph", Reason.RANDOM),
-    ("during capture to the graph", Reason.RANDOM),
-    ("previous error during capture", Reason.INTERFERENCE),
-    ("StreamCaptureInvalidated", Reason.INTERFERENCE),
-    ("when stream is capturing", Reason.HOST_SYNC),
-    ("StreamCapture", Reason.HOST_SYNC),
-)
 
 
 class CudaMark:
@@ -66,6 +53,17 @@ class CudaMark:
         if not isinstance(earlier, CudaMark):
             raise TypeError(f"expected a mark of the CUDA driver, got {type(earlier).__name__}")
         return float(earlier._event.elapsed_time(self._event))
+
+
+@dataclass(slots=True)
+class _Pool:
+    """A private memory pool and the graphs that count as its users, instantiated or not."""
+
+    memory: torch.cuda.MemPool
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+    # torch's pinned-host allocator accepts no further capture into a pool once all its graphs were
+    # reset, or once a capture into it could not be ended.
+    is_spent: bool = False
 
 
 @dataclass(slots=True)
@@ -92,21 +90,22 @@ class CudaExecutable:
 
 
 class CudaArena:
-    """One generation of a namespace: a pool of its own, captured on the namespace's stream.
+    """One generation of a namespace: memory of its own, captured on the namespace's stream.
 
-    Opened by CudaDriver, closed by the cache; the engine's thread only.
+    Opened by CudaDriver, closed by the cache; the engine's thread only. It holds one pool, and more
+    only after a capture that could not be ended.
     """
 
     def __init__(self, driver: "CudaDriver", stream: torch.cuda.Stream) -> None:
         self._driver = driver
         self._stream = stream
-        self._pool: torch.cuda.MemPool | None = torch.cuda.MemPool()
+        self._pools: list[_Pool] = []
         self._executables: list[CudaExecutable] = []
-        # Every graph that counts as a user of the pool, instantiated or not.
-        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._is_closed = False
 
     def capture(self, work: Work) -> CudaDefinition:
-        pool = self._open_pool()
+        if self._is_closed:
+            raise Closed("the arena is closed")
         free_bytes = self._driver.free_bytes()
         if free_bytes < self._driver.memory_floor_bytes:
             raise CannotCapture(
@@ -115,16 +114,17 @@ class CudaArena:
                 f"{self._driver.memory_floor_bytes >> 20} MiB",
             )
         try:
-            graph, result = self._record(work, pool, "thread_local")
+            graph, result = self._record(work, "thread_local")
         except CannotCapture as refusal:
             if refusal.reason is not Reason.NOT_INITIALISED:
                 raise
             # A throw-away capture in relaxed mode initialises what the primer did not know of,
             # without executing anything.
-            self._forget(self._record(work, pool, "relaxed")[0])
-            graph, result = self._record(work, pool, "thread_local")
+            self._forget(self._record(work, "relaxed")[0])
+            graph, result = self._record(work, "thread_local")
         num_nodes, root = nodes.count_and_root(graph.raw_cuda_graph())
         if num_nodes == 0:
+            self._forget(graph)
             raise CannotCapture(Reason.EMPTY_GRAPH, "the step recorded no work on this device")
         return CudaDefinition(graph, num_nodes, root, result, free_bytes)
 
@@ -135,10 +135,10 @@ class CudaArena:
             definition.graph.instantiate()
             nodes.upload(definition.graph.raw_cuda_graph_exec(), self._stream.cuda_stream)
         except torch.OutOfMemoryError as error:
-            raise CannotCapture(Reason.OUT_OF_MEMORY, _first_line(error)) from None
+            raise CannotCapture(Reason.OUT_OF_MEMORY, first_line(error)) from None
         except RuntimeError as error:
             reason = Reason.OUT_OF_MEMORY if "out of memory" in str(error) else None
-            raise CannotCapture(reason or Reason.UNSUPPORTED_NODE, _first_line(error)) from None
+            raise CannotCapture(reason or Reason.UNSUPPORTED_NODE, first_line(error)) from None
         num_bytes = max(0, definition.free_bytes_before - self._driver.free_bytes())
         executable = CudaExecutable(
             definition.graph, definition.num_nodes, num_bytes, definition.result
@@ -147,14 +147,14 @@ class CudaArena:
         return executable
 
     def launch(self, executable: Executable) -> None:
-        if not isinstance(executable, CudaExecutable) or self._pool is None:
+        if not isinstance(executable, CudaExecutable) or self._is_closed:
             raise LaunchFailed("the executable does not belong to an open arena of this driver")
         try:
             executable.graph.replay()
         except RuntimeError as error:
             if self._driver.is_lost(error):
-                raise DeviceLost(_lost_message(error)) from error
-            raise LaunchFailed(_first_line(error)) from None
+                raise DeviceLost(lost_message(error)) from error
+            raise LaunchFailed(first_line(error)) from None
         if executable.last_launch is None:
             executable.last_launch = _new_event(timed=False)
         executable.last_launch.record(torch.cuda.current_stream(self._driver.torch_device))
@@ -170,31 +170,31 @@ class CudaArena:
         self._executables = [kept for kept in self._executables if kept is not executable]
 
     def close(self) -> int:
-        pool, self._pool = self._pool, None
-        if pool is None:
+        if self._is_closed:
             return 0
+        self._is_closed = True
         for executable in self._executables:
             self._wait_for(executable)
         free_before = self._driver.free_bytes()
         for executable in self._executables:
             executable.result = None
-        for graph in self._graphs:
-            graph.reset()
         self._executables.clear()
-        self._graphs.clear()
-        self._driver.drop(pool)
-        del pool  # the last reference: its memory goes back to the device
+        while self._pools:
+            pool = self._pools.pop()
+            for graph in pool.graphs:
+                graph.reset()
+            self._driver.drop(pool.memory)
+            del pool  # the last reference: the memory goes back to the device
         return max(0, self._driver.free_bytes() - free_before)
 
-    def _record(
-        self, work: Work, pool: torch.cuda.MemPool, mode: str
-    ) -> tuple[torch.cuda.CUDAGraph, object]:
+    def _record(self, work: Work, mode: str) -> tuple[torch.cuda.CUDAGraph, object]:
+        pool = self._open_pool()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         result: object = None
         raised: BaseException | None = None
         end_error: RuntimeError | None = None
         with _gc_paused(), torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=_POOL_HANDLE(pool.id), capture_error_mode=mode)
+            self._begin(graph, pool, mode)
             try:
                 result = work()
             except BaseException as error:
@@ -204,29 +204,42 @@ class CudaArena:
             except RuntimeError as error:
                 end_error = error
         if end_error is None:
-            self._graphs.append(graph)
-        if raised is None and end_error is None:
-            return graph, result
-        if end_error is not None:
-            self._driver.repair(graph, pool)
-        else:
+            pool.graphs.append(graph)
+            if raised is None:
+                return graph, result
             self._forget(graph)
+        else:
+            pool.is_spent = True
+            self._driver.repair(graph, pool.memory)
         if raised is not None and not isinstance(raised, Exception):
             raise raised
-        refusal = _refusal(raised, end_error)
+        refusal = refusal_of(raised, end_error)
         for failure in (raised, end_error):
             if failure is not None:  # a stored traceback keeps the tensors of the capture alive
                 traceback.clear_frames(failure.__traceback__)
         raise refusal from None
 
-    def _open_pool(self) -> torch.cuda.MemPool:
-        if self._pool is None:
-            raise Closed("the arena is closed")
-        return self._pool
+    def _begin(self, graph: torch.cuda.CUDAGraph, pool: _Pool, mode: str) -> None:
+        try:
+            graph.capture_begin(pool=_POOL_HANDLE(pool.memory.id), capture_error_mode=mode)
+        except RuntimeError as error:
+            pool.is_spent = True  # half begun: nothing may be captured into it, nor may it be freed
+            self._driver.keep(graph, pool.memory)
+            raise CannotCapture(Reason.INTERFERENCE, first_line(error)) from None
+
+    def _open_pool(self) -> _Pool:
+        if not self._pools or self._pools[-1].is_spent:
+            self._pools.append(_Pool(torch.cuda.MemPool()))
+        return self._pools[-1]
 
     def _forget(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Destroy one graph, and its pool's memory with the last of them."""
+        pool = next(pool for pool in self._pools if graph in pool.graphs)
         graph.reset()
-        self._graphs = [kept for kept in self._graphs if kept is not graph]
+        pool.graphs.remove(graph)
+        if not pool.graphs:
+            self._pools.remove(pool)
+            self._driver.drop(pool.memory)
 
     @staticmethod
     def _wait_for(executable: CudaExecutable) -> None:
@@ -300,7 +313,9 @@ class CudaDriver:
         index = self.torch_device.index
         if not _ENDS_ALLOCATION_ITSELF:
             torch._C._cuda_endAllocateToPool(index, pool.id)
-        if not _RELEASES_POOL_ITSELF:
+        if _RELEASES_POOL_ITSELF:
+            graph.reset()
+        else:
             torch._C._cuda_releasePool(index, pool.id)
             self._graveyard.append(graph)
         # The default generator still believes it is capturing, and would refuse to draw.
@@ -318,6 +333,12 @@ class CudaDriver:
                 "a graph memory pool is still in use (%d users) and is kept", pool.use_count()
             )
             self._kept_pools.append(pool)
+
+    def keep(self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
+        """Keep for good what torch can neither use nor free safely."""
+        logger.error("a capture could not begin; its memory pool is kept")
+        self._graveyard.append(graph)
+        self._kept_pools.append(pool)
 
     def _stream_of(self, namespace: Namespace) -> torch.cuda.Stream:
         if namespace not in self._streams:
@@ -354,31 +375,8 @@ def _gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _refusal(raised: BaseException | None, end_error: RuntimeError | None) -> CannotCapture:
-    error = raised or end_error
-    if isinstance(error, torch.OutOfMemoryError):
-        return CannotCapture(Reason.OUT_OF_MEMORY, _first_line(error))
-    text = str(error)
-    for needle, reason in _REASONS:
-        if needle in text:
-            return CannotCapture(reason, _first_line(error))
-    reason = Reason.INTERFERENCE if raised is None else Reason.WORK_RAISED
-    return CannotCapture(reason, f"{type(error).__name__}: {_first_line(error)}")
-
-
 def _or_lost(call: Callable[[], object]) -> object:
     try:
         return call()
     except RuntimeError as error:
-        raise DeviceLost(_lost_message(error)) from error
-
-
-def _lost_message(error: BaseException) -> str:
-    return (
-        f"the CUDA context is lost ({_first_line(error)}); nothing more can run in this process: "
-        "start it again"
-    )
-
-
-def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise DeviceLost(lost_message(error)) from error
