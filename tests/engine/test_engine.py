@@ -69,8 +69,8 @@ def test_a_bad_engine_size_names_itself(config):
 
 def test_out_of_memory_in_a_step_ends_the_request_and_gives_graphs_back(make_engine, monkeypatch):
     engine = make_engine("seed")
-    answer(engine, prompt_of(40), new=1)
-    assert engine.cache.spaces[Namespace.PROMPT].num_held == 2
+    answer(engine, prompt_of(32), new=1)
+    assert engine.cache.spaces[Namespace.PROMPT].num_held == 1
     monkeypatch.setattr(
         type(engine.model), "forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
     )

@@ -11,6 +11,7 @@ from tests.engine.conftest import prompt_of
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3-moe"])
 def test_a_replayed_observation_holds_one_graph_launch_and_no_kernel_launch(preset, make_engine):
     import numpy as np
@@ -24,7 +25,9 @@ def test_a_replayed_observation_holds_one_graph_launch_and_no_kernel_launch(pres
     for _ in range(2):  # seed, first replay
         engine._runner.run(plan)
     engine.driver.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True
+    ) as trace:
         engine._runner.run(plan)
         engine.driver.synchronize()
     calls = Counter(event.name for event in trace.events())

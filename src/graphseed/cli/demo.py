@@ -109,7 +109,8 @@ def _prompt(model: "Model", args: argparse.Namespace, device: str) -> list[int]:
     body: list[int] = model.encode(text)
     room = max(0, wanted - len(question))
     repeated = (body * (room // len(body) + 1))[:room]
-    return (repeated + question)[:wanted]
+    cut: list[int] = (repeated + question)[:wanted]
+    return cut
 
 
 def _printer() -> "Callable[[Delta], None]":

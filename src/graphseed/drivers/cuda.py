@@ -9,6 +9,7 @@ each capture. Does not know identities, states or policies.
 import gc
 import logging
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -200,7 +201,10 @@ class CudaArena:
             except BaseException as error:
                 raised = error
             try:
-                graph.capture_end()  # always, or the stream would go on capturing
+                # Always, or the stream would go on capturing. torch warns of an empty graph, which
+                # we find ourselves; turned into an error the warning would leave the end undone.
+                with warnings.catch_warnings(action="ignore", category=UserWarning):
+                    graph.capture_end()
             except RuntimeError as error:
                 end_error = error
         if end_error is None:

@@ -26,14 +26,17 @@ _REASONS: Final = (
 
 def refusal_of(raised: BaseException | None, end_error: RuntimeError | None) -> CannotCapture:
     """The refusal of a capture whose step raised, whose end failed, or both."""
-    error = raised or end_error
-    if isinstance(error, torch.OutOfMemoryError):
-        return CannotCapture(Reason.OUT_OF_MEMORY, first_line(error))
-    text = str(error)
-    for needle, reason in _REASONS:
-        if needle in text:
-            return CannotCapture(reason, first_line(error))
+    if isinstance(raised, torch.OutOfMemoryError):
+        return CannotCapture(Reason.OUT_OF_MEMORY, first_line(raised))
+    # The step's own error says most, where it is one of these. Where it is not, and the end says
+    # that the capture had been invalidated, it is a consequence: a library call fails in many ways
+    # once another thread has waited for the whole device.
+    for error in (raised, end_error):
+        for needle, reason in _REASONS:
+            if error is not None and needle in str(error):
+                return CannotCapture(reason, first_line(raised or end_error))
     reason = Reason.INTERFERENCE if raised is None else Reason.WORK_RAISED
+    error = raised or end_error
     return CannotCapture(reason, f"{type(error).__name__}: {first_line(error)}")
 
 

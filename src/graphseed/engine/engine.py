@@ -258,11 +258,11 @@ class Engine:
         )
 
     def _allocate(self) -> None:
-        self._pool = BlockPool(self.config.num_blocks, self.config.block_len)
         self._kv = KvMemory(
             self.model.layers, self.config.num_blocks, self.config.block_len, self.model.dtype,
             self.model.device, self.driver.free_bytes(),
         )  # fmt: skip
+        self._pool = BlockPool(self.config.num_blocks, self.config.block_len)
         self._runner = StepRunner(
             self.model, self.driver, self.cache, self.config, self._kv, self._identity_hook
         )

@@ -31,6 +31,13 @@ class KvMemory:
     ) -> None:
         shapes = [(num_blocks, block_len, la.num_kv_heads, la.head_dim) for la in layers]
         self.num_bytes = num_blocks * block_len * bytes_per_token(layers, dtype)
+        out_of_memory = DeviceMemoryError(
+            f"KV memory of {num_blocks * block_len} tokens", self.num_bytes, free_bytes,
+            "lower the context size (-c)",
+        )  # fmt: skip
+        # A host promises memory that it does not have and ends the process at the first write.
+        if device.type == "cpu" and self.num_bytes > free_bytes:
+            raise out_of_memory
         try:
             # Zeroed: a padded row attends to nothing, but its block must hold finite numbers.
             self.k = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
@@ -38,10 +45,7 @@ class KvMemory:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise DeviceMemoryError(
-                f"KV memory of {num_blocks * block_len} tokens", self.num_bytes, free_bytes,
-                "lower the context size (-c)",
-            ) from None  # fmt: skip
+            raise out_of_memory from None
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:

@@ -1,9 +1,9 @@
 """Errors of model loading.
 
-    GraphseedError
-    `-- ModelError            a model cannot be made ready
-        |-- ModelNotFound     no source has the name; lists what was tried and why each failed
-        `-- ModelUnsupported  found, but graphseed cannot run it rightly, and why
+GraphseedError
+`-- ModelError            a model cannot be made ready
+    |-- ModelNotFound     no source has the name; lists what was tried and why each failed
+    `-- ModelUnsupported  found, but graphseed cannot run it rightly, and why
 """
 
 from collections.abc import Sequence

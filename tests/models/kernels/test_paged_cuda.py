@@ -49,8 +49,9 @@ def test_real_plans_match_the_reference(
     moved = case.to("cuda")
     out = moved.poisoned_out()
     paged_attention(*moved.operands(out), plan_for(case, max_kv_len))
-    # bfloat16 weights and results carry 2**-9 of themselves; float32 sums in another order.
-    tolerance = 2e-6 if shape.dtype is torch.float32 else 2e-2
+    # bfloat16 weights and results carry 2**-9 of themselves. float32: sums in another order, and
+    # the hardware's exp2 is good to 2 ulp; the largest difference seen on an H200 is 3.7e-6.
+    tolerance = 1e-5 if shape.dtype is torch.float32 else 2e-2
     torch.testing.assert_close(out.cpu().double(), want, atol=tolerance, rtol=0)
     assert not out[case.num_rows :].any()
 
