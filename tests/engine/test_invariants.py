@@ -122,7 +122,7 @@ def test_I6_other_positions_and_other_blocks_are_the_same_identity(make_engine, 
     engine = make_engine("seed", context_len=256)
     prompt = prompt_of(150)
     want = answer(make_engine("disabled", context_len=256), prompt, new=1)
-    engine._pool.take(5)  # so that this prompt lives in other blocks
+    engine.pool.take(5)  # so that this prompt lives in other blocks
     events.clear()
     got = answer(engine, prompt, new=1)
     assert got == want
@@ -207,7 +207,8 @@ def test_I10_an_identity_that_holds_an_address_captures_never_hits_and_is_named(
         structure = (*identity.structure, ("first_kv_block", block * 4096))
         return GraphIdentity(identity.namespace, identity.device, identity.first_node, structure)
 
-    engine = make_engine("seed", identity_hook=with_address, num_ubatch=16, context_len=256)
+    engine = make_engine("seed", num_ubatch=16, context_len=256)
+    engine.runner.identity_hook = with_address
     want = answer(make_engine("disabled", num_ubatch=16, context_len=256), prompt_of(200), new=1)
     events.clear()
     assert answer(engine, prompt_of(200), new=1) == want
@@ -262,7 +263,8 @@ def test_a_shared_namespace_lets_prompt_and_decode_push_each_other_out(make_engi
     budgets = {namespace: Budget(max_entries=1) for namespace in Namespace}
 
     def seeds(hook):
-        engine = make_engine("resident", budgets=budgets, identity_hook=hook)
+        engine = make_engine("resident", budgets=budgets)
+        engine.runner.identity_hook = hook
         events.clear()
         for _ in range(4):
             answer(engine, prompt_of(32), new=4)

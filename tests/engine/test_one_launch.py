@@ -18,17 +18,17 @@ def test_a_replayed_observation_holds_one_graph_launch_and_no_kernel_launch(pres
     from torch.profiler import ProfilerActivity, profile
 
     engine = make_engine("seed", preset, "bf16")
-    table = BlockTable(engine._pool, engine.config.max_blocks)
+    table = BlockTable(engine.pool, engine.config.max_blocks)
     table.grow(32)
     part = SequencePart(np.asarray(prompt_of(32), dtype=np.int32), 0, table)
     plan = StepPlan(Namespace.PROMPT, 32, (part,))
     for _ in range(2):  # seed, first replay
-        engine._runner.run(plan)
+        engine.runner.run(plan)
     engine.driver.synchronize()
     with profile(
         activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True
     ) as trace:
-        engine._runner.run(plan)
+        engine.runner.run(plan)
         engine.driver.synchronize()
     calls = Counter(event.name for event in trace.events())
     launches = {name: count for name, count in calls.items() if "Launch" in name}

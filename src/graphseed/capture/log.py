@@ -30,15 +30,17 @@ class LogLines:
                 level = logging.INFO if count == 1 else logging.DEBUG
                 logger.log(
                     level,
-                    "%s graph instantiated, not launched: device=%s nodes=%d bytes=%d "
-                    "capture_ms=%.2f instantiate_ms=%.2f root=%s identity=[%s]",
-                    name, event.device, event.num_nodes, event.num_bytes, event.capture_ns / 1e6,
-                    event.instantiate_ns / 1e6, event.root, event.identity,
+                    "%s graph instantiated, not launched: device=%s first=%s batch=%s nodes=%d "
+                    "bytes=%d capture_ms=%.2f instantiate_ms=%.2f",
+                    name, event.device, event.identity.first_node, event.identity.get("batch"),
+                    event.num_nodes, event.num_bytes, event.capture_ns / 1e6,
+                    event.instantiate_ns / 1e6,
                 )  # fmt: skip
+                logger.debug("root=%s identity=[%s]", event.root, event.identity)
             case Replayed(num_replays=1):
                 logger.info(
-                    "%s graph replayed for the first time: device=%s identity=[%s]",
-                    name, event.device, event.identity,
+                    "%s graph replayed for the first time: device=%s first=%s batch=%s",
+                    name, event.device, event.identity.first_node, event.identity.get("batch"),
                 )  # fmt: skip
             case Refused():
                 again = "not in this generation" if event.retry_at is None else "after a pause"

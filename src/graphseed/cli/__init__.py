@@ -1,0 +1,1 @@
+"""The command line. Owns parsing and composing; every answer comes from the layers below."""

@@ -107,15 +107,14 @@ class PolicyRun:
         """Distinct (logits, KV) digests over the passes: one where all bytes are equal."""
         return {(run.logits_sha256, run.kv_sha256) for run in self.passes}
 
-    def step_ms(self, how: str) -> float | None:
-        """Median milliseconds of a prompt observation that was answered so."""
-        steps = [
-            ms
+    def step_ms(self, how: str) -> list[tuple[int, float]]:
+        """Number in its prompt, and milliseconds, of each prompt observation answered so."""
+        return [
+            (number, ms)
             for run in self.passes
-            for ms, answered in zip(run.prompt_steps_ms, run.how, strict=True)
+            for number, (ms, answered) in enumerate(zip(run.prompt_steps_ms, run.how, strict=True))
             if answered == how
         ]
-        return statistics.median(steps) if steps else None
 
     def decode_step_ms(self) -> float | None:
         """Median milliseconds of a decode step, the first (which seeds) left out."""
@@ -199,3 +198,22 @@ def _measure_pass(
         kv_sha256=last.kv_digest,
         text=text,
     )
+
+
+def paired_step_ms(direct: PolicyRun, replayed: PolicyRun) -> tuple[float, float] | None:
+    """Median milliseconds of a direct and a replayed observation of the same chunks.
+
+    Later chunks attend to more, so only observations at one place of the prompt are compared.
+    None where nothing was replayed.
+    """
+    by_number: dict[int, list[float]] = {}
+    for number, ms in direct.step_ms("direct"):
+        by_number.setdefault(number, []).append(ms)
+    pairs = [
+        (statistics.median(by_number[number]), ms)
+        for number, ms in replayed.step_ms("replayed")
+        if number in by_number
+    ]
+    if not pairs:
+        return None
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from graphseed.capture import Driver, Namespace
 from graphseed.capture.events import Cause
-from graphseed.cli.demo_measure import IdentityRow, PolicyRun
+from graphseed.cli.demo_measure import IdentityRow, PolicyRun, paired_step_ms
 from graphseed.cli.provenance import provenance
 from graphseed.engine import EngineConfig
 from graphseed.engine.chunks import plan_chunks
@@ -124,7 +124,7 @@ def multiples(runs: Sequence[PolicyRun]) -> dict[str, float | None]:
     if off is None:
         return {}
     off_prompt = statistics.median(p.prompt_ms for p in off.passes)
-    off_step, off_decode = off.step_ms("direct"), off.decode_step_ms()
+    off_decode = off.decode_step_ms()
     ratios: dict[str, float | None] = {}
     for name in REPLAYING:
         run = by_name.get(name)
@@ -132,7 +132,8 @@ def multiples(runs: Sequence[PolicyRun]) -> dict[str, float | None]:
             continue
         for number, measured in enumerate(run.passes, 1):
             ratios[f"{name} prompt {number}"] = off_prompt / measured.prompt_ms
-        ratios[f"{name} replayed observation"] = _ratio(off_step, run.step_ms("replayed"))
+        pair = paired_step_ms(off, run)
+        ratios[f"{name} replayed observation"] = pair[0] / pair[1] if pair else None
         ratios[f"{name} decode"] = _ratio(off_decode, run.decode_step_ms())
     return ratios
 
@@ -172,15 +173,12 @@ def _speed_table(runs: Sequence[PolicyRun]) -> Table:
 def _print_observations(runs: Sequence[PolicyRun]) -> None:
     off = next((run for run in runs if run.name == "off"), None)
     for run in runs:
-        replayed = run.step_ms("replayed")
-        if off is None or replayed is None:
-            continue
-        direct = off.step_ms("direct")
-        ratio = _shown(_ratio(direct, replayed))
-        out.print(
-            f"median prompt observation: direct (off) {direct:.2f} ms, replayed ({run.name}) "
-            f"{replayed:.2f} ms: {ratio}x"
-        )
+        pair = paired_step_ms(off, run) if off is not None and run is not off else None
+        if pair is not None:
+            out.print(
+                f"median prompt observation, same chunks: direct (off) {pair[0]:.2f} ms, replayed "
+                f"({run.name}) {pair[1]:.2f} ms: {pair[0] / pair[1]:.2f}x"
+            )
 
 
 def _print_policy(run: PolicyRun) -> None:
@@ -260,8 +258,6 @@ def _policy_record(run: PolicyRun) -> dict[str, object]:
         "policy": run.name,
         "counts": run.counts,
         "passes": [asdict(p) | {"text": None, "how": None} for p in run.passes],
-        "direct_step_ms": run.step_ms("direct"),
-        "replayed_step_ms": run.step_ms("replayed"),
         "decode_step_ms": run.decode_step_ms(),
         "identities": [
             {

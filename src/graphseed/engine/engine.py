@@ -35,7 +35,7 @@ from graphseed.engine.kv import KvMemory, bytes_per_token
 from graphseed.engine.plan import SequencePart, StepPlan
 from graphseed.engine.request import FinishReason, Request, SamplingParams, Status
 from graphseed.engine.sampler import sample
-from graphseed.engine.step import IdentityHook, StepObserver, StepRunner
+from graphseed.engine.step import StepObserver, StepRunner
 from graphseed.engine.text import AnswerText
 from graphseed.models.model import Model
 
@@ -65,7 +65,6 @@ class Engine:
         *,
         log: EventLog | None = None,
         budgets: Mapping[Namespace, Budget] | None = None,
-        identity_hook: IdentityHook | None = None,
     ) -> None:
         self.model = model
         self.driver = driver
@@ -75,7 +74,6 @@ class Engine:
         self._watch = SeedWatch(self.log, driver.device)
         self.cache = GraphCache(driver, selection, budgets=budgets, log=self.log)
         self.config = self._resolve(config or EngineConfig())
-        self._identity_hook = identity_hook
         self._guard = DeviceGuard(driver, self.cache)
         self._is_closed = False
         self._allocate()
@@ -83,7 +81,7 @@ class Engine:
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that no sequence holds."""
-        return self._pool.num_free
+        return self.pool.num_free
 
     def warm_up(self) -> None:
         """Initialise libraries and compile kernels by direct runs that are no observations.
@@ -98,7 +96,7 @@ class Engine:
                 (Namespace.PROMPT, self.config.num_ubatch), (Namespace.DECODE, 1),
             ):  # fmt: skip
                 plan = StepPlan(namespace, capacity, (_part((0,), 0, table),))
-                self._guard.run("the warm-up", partial(self._runner.run_direct, plan))
+                self._guard.run("the warm-up", partial(self.runner.run_direct, plan))
         finally:
             table.close()
         self.driver.synchronize()
@@ -141,7 +139,7 @@ class Engine:
         old = self.config
         self.config = self._resolve(replace(old, context_len=context_len))
         self.cache.rebind(Bindings())  # nothing may be launched while memory moves
-        del self._runner, self._kv
+        del self.runner, self.kv
         try:
             self._allocate()
         except DeviceMemoryError:
@@ -165,19 +163,19 @@ class Engine:
         if not self._guard.is_lost:
             self.cache.close()
         self._is_closed = True
-        del self._runner, self._kv
+        del self.runner, self.kv
 
     def _answer(
         self, request: Request, observer: StepObserver | None, kv_digest: bool
     ) -> Iterator[Delta]:
         table = self._new_table()
-        self._runner.observer = observer
+        self.runner.observer = observer
         try:
             yield from self._run(request, table, kv_digest)
         finally:
             if request.status not in (Status.FINISHED, Status.FAILED):
                 request.move(Status.FAILED)
-            self._runner.observer = None
+            self.runner.observer = None
             table.close()
             if not self._guard.is_lost and request.status is Status.FINISHED:
                 self.cache.settle()  # idle: captures delay nobody
@@ -216,7 +214,7 @@ class Engine:
             for chunk in plan_chunks(num_tokens, self.config.num_ubatch):
                 part = _part(request.prompt_ids[chunk.start : chunk.end], chunk.start, table)
                 plan = StepPlan(Namespace.PROMPT, chunk.capacity, (part,))
-                logits = self._guard.run("a prompt step", partial(self._runner.run, plan))
+                logits = self._guard.run("a prompt step", partial(self.runner.run, plan))
             return logits
         finally:
             self.cache.prompt_finished()
@@ -226,7 +224,7 @@ class Engine:
         table.grow(request.num_tokens)
         part = _part((request.output_ids[-1],), position, table)
         plan = StepPlan(Namespace.DECODE, 1, (part,))
-        return self._guard.run("a decode step", partial(self._runner.run, plan))
+        return self._guard.run("a decode step", partial(self.runner.run, plan))
 
     def _finish_reason(
         self, request: Request, stopping_word: str | None, is_eos: bool
@@ -244,10 +242,10 @@ class Engine:
     def _digest(self, table: BlockTable, request: Request) -> str:
         # The last token was sampled, not run: its K/V does not exist.
         indices = table.kv_indices(0, request.num_tokens - 1)
-        return self._kv.digest(torch.from_numpy(indices))
+        return self.kv.digest(torch.from_numpy(indices))
 
     def _new_table(self) -> BlockTable:
-        return BlockTable(self._pool, self.config.max_blocks)
+        return BlockTable(self.pool, self.config.max_blocks)
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(
@@ -258,16 +256,14 @@ class Engine:
         )
 
     def _allocate(self) -> None:
-        self._kv = KvMemory(
+        self.kv = KvMemory(
             self.model.layers, self.config.num_blocks, self.config.block_len, self.model.dtype,
             self.model.device, self.driver.free_bytes(),
         )  # fmt: skip
-        self._pool = BlockPool(self.config.num_blocks, self.config.block_len)
-        self._runner = StepRunner(
-            self.model, self.driver, self.cache, self.config, self._kv, self._identity_hook
-        )
+        self.pool = BlockPool(self.config.num_blocks, self.config.block_len)
+        self.runner = StepRunner(self.model, self.driver, self.cache, self.config, self.kv)
         self.cache.rebind(
-            Bindings((*_weight_addresses(self.model), *self._kv.addresses, *self._runner.addresses))
+            Bindings((*_weight_addresses(self.model), *self.kv.addresses, *self.runner.addresses))
         )
 
     def _validate(self, prompt_ids: Sequence[int]) -> None:

@@ -55,14 +55,13 @@ class StepRunner:
         cache: GraphCache,
         config: EngineConfig,
         kv: KvMemory,
-        identity_hook: IdentityHook | None = None,
     ) -> None:
         self._model = model
         self._driver = driver
         self._cache = cache
         self._config = config
         self._kv = kv
-        self._identity_hook = identity_hook
+        self.identity_hook: IdentityHook | None = None  # for tests of what a bad identity costs
         self.staging = Staging(config, model.device, driver)
         # float32: wide enough for every model dtype, so one buffer serves samplers and digests.
         self.logits = torch.zeros(
@@ -83,8 +82,8 @@ class StepRunner:
         """
         shape = self._shape(plan)
         identity = shape.identity
-        if self._identity_hook is not None:
-            identity = self._identity_hook(identity, plan)
+        if self.identity_hook is not None:
+            identity = self.identity_hook(identity, plan)
         self.staging.stage(plan)
         if self.observer is not None:
             self.observer.before(plan)
