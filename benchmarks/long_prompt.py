@@ -127,7 +127,7 @@ def main() -> int:
     short = {"policy": Policy.RESIDENT, "num_tokens": args.ubatch_size, "num_requests": 6}
 
     def addresses(engine: Engine) -> IdentityHook:
-        cache = engine.kv.k[0]
+        cache = engine.runner.kv.k[0]
         return with_address(cache.data_ptr(), cache[0].nbytes, engine.config.block_len)
 
     long = {"num_tokens": args.prompt_tokens}

@@ -340,6 +340,57 @@ def test_entries_do_not_grow_without_bound(make_cache, driver, make_identity):
     assert len(cache.spaces[Namespace.PROMPT].entries) <= 1024
 
 
+def test_I8_what_was_refused_is_not_forgotten_while_anything_else_can_be(
+    make_cache, driver, make_identity
+):
+    cache = make_cache()
+    driver.refusals.append(CannotCapture(Reason.HOST_SYNC, "item"))
+    cache.run(make_identity(tokens=0), driver.work())
+    for tokens in range(1, 1500):
+        cache.run(make_identity(tokens=tokens), driver.work())
+        cache.release(Namespace.PROMPT)
+    captures = driver.calls.count("capture")
+    cache.run(make_identity(tokens=0), driver.work())
+    assert driver.calls.count("capture") == captures
+
+
+def test_a_recording_that_is_refused_after_its_capture_is_discarded(
+    make_cache, driver, make_identity
+):
+    cache = make_cache()
+    driver.first_node = FirstNode("aten.mm", (1, 512, 64), "float32")
+    cache.run(make_identity(), driver.work())
+    assert driver.calls == ["open prompt", "capture", "discard", "direct"]
+
+
+def test_I5_an_arena_that_holds_refused_attempts_alone_is_released_too(
+    make_cache, driver, make_identity
+):
+    cache = make_cache()
+    driver.refusals.append(CannotCapture(Reason.HOST_SYNC, "item"))
+    cache.run(make_identity(), driver.work())
+    cache.run(make_identity(Namespace.DECODE), driver.work())
+    assert "close prompt" in driver.calls
+
+
+def test_I8_a_device_that_cannot_open_an_arena_refuses(make_cache, driver, make_identity, events):
+    cache = make_cache()
+    driver.open_error = CannotCapture(Reason.ALLOCATOR, "no pools")
+    assert [cache.run(make_identity(), driver.work()) for _ in range(3)] == ["direct"] * 3
+    assert [event.reason for event in of(events, Refused)] == [Reason.ALLOCATOR]
+
+
+def test_a_cache_may_be_made_on_one_thread_and_used_on_another(make_cache, driver, make_identity):
+    cache, answers = make_cache(), []
+    cache.rebind(Bindings((("kv", 1),)))
+    thread = threading.Thread(
+        target=lambda: answers.append(cache.run(make_identity(), driver.work()))
+    )
+    thread.start()
+    thread.join()
+    assert answers == ["direct"] and not cache.is_mine()
+
+
 def test_an_executable_is_never_replaced_by_the_one_it_pushed_out(
     make_cache, driver, make_identity
 ):

@@ -80,10 +80,10 @@ def test_I10_a_short_prompt_under_seed_raises_the_alarm_at_the_end(cli, caplog):
     )
 
 
-def test_I10_resident_without_a_second_prompt_says_what_it_did(cli, caplog):
+def test_I10_resident_captures_beside_the_next_chunk_and_says_so(cli, caplog):
     assert cli("run", *LONG, "--prompt-graphs", "resident") == 0
     assert "prompt graphs: policy=resident" in caplog.text
-    assert "seeded=1 replayed=0" in caplog.text
+    assert "candidates=4 seeded=1 replayed=3 direct=1" in caplog.text
 
 
 def test_the_prompt_can_come_from_a_file(cli, tmp_path, capsys):

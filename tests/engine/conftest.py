@@ -68,19 +68,22 @@ def make_engine(device: str, events: list[Event]) -> Iterator[MakeEngine]:
             context_len=int(more.pop("context_len", 256)),  # type: ignore[call-overload]
             num_ubatch=int(more.pop("num_ubatch", 32)),  # type: ignore[call-overload]
         )
+        is_warm = more.pop("is_warm", True)
         driver = driver_of(device)
         engine = Engine(
             model_of(preset, driver.device, dtype), driver, config, SELECTIONS[policy],
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
         engine.log.subscribe(events.append)
-        engine.warm_up()
+        if is_warm:
+            engine.warm_up()
         opened.append(engine)
         return engine
 
     yield make
     for engine in opened:
-        engine.close()
+        if engine.cache.is_mine():  # graphs belong to the thread that ran them
+            engine.close()
 
 
 def prompt_of(num_tokens: int, seed: int = 0, vocab: int = 256) -> list[int]:

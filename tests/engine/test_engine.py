@@ -1,18 +1,24 @@
 """Requests on one engine: errors that name the numbers, ends of answers, streaming."""
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 
 from graphseed.capture import Closed, Namespace
 from graphseed.engine import (
     BadParameter,
+    BadToken,
     DeviceMemoryError,
     EmptyPrompt,
+    EngineBusy,
     EngineConfig,
     FinishReason,
+    NotFinite,
     PromptTooLong,
     SamplingParams,
-    TokenOutOfRange,
+    Status,
 )
 from tests.engine.conftest import answer, prompt_of
 
@@ -28,8 +34,8 @@ def assert_usable(engine):
     [
         ([], EmptyPrompt, "0 tokens"),
         ([1] * 256, PromptTooLong, "256 tokens and the context holds 256"),
-        ([1, 2, 99999], TokenOutOfRange, "token id 99999 at position 2 .* 0 to 511"),
-        ([-1], TokenOutOfRange, "token id -1 at position 0"),
+        ([1, 2, 99999], BadToken, "token id 99999 at position 2 .* 0 to 511"),
+        ([-1], BadToken, "token id -1 at position 0"),
     ],
 )
 def test_a_bad_prompt_is_one_clear_error_and_the_next_request_works(
@@ -164,6 +170,118 @@ def test_a_closed_engine_says_so_and_may_be_closed_again(make_engine):
     engine.close()
     with pytest.raises(Closed):
         engine.stream([1, 2])
+
+
+@pytest.mark.parametrize("token", [1.5, "a", None, True])
+def test_a_token_that_is_no_whole_number_is_named(token, make_engine):
+    with pytest.raises(BadToken, match="at position 1 is a .*; expected a whole number"):
+        make_engine().stream([1, token])
+
+
+def test_prompts_of_numpy_and_torch_are_prompts(make_engine):
+    engine, prompt = make_engine(), prompt_of(20)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    want = engine.generate(prompt, params)[1].output_ids
+    for form in (np.array(prompt), torch.tensor(prompt), iter(prompt)):
+        assert engine.generate(form, params)[1].output_ids == want
+
+
+def test_a_resize_under_a_stream_is_refused_and_the_stream_goes_on(make_engine):
+    engine = make_engine()
+    want = answer(engine, prompt_of(40), new=6).tokens
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    stream = engine.stream(prompt_of(40), params)
+    first = next(stream)
+    with pytest.raises(EngineBusy, match="1 answers are being streamed"):
+        engine.resize(512)
+    rest = [delta.token_id for delta in stream]
+    assert (first.token_id, *rest) == want
+    engine.resize(512)
+    assert answer(engine, prompt_of(40), new=6).tokens == want
+
+
+def test_a_resize_that_fails_in_any_way_leaves_the_engine_as_it_was(make_engine, monkeypatch):
+    from graphseed.engine import step
+
+    engine = make_engine()
+    real, calls = step.Staging, []
+
+    def fails_once(*args):
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return real(*args)
+
+    monkeypatch.setattr(step, "Staging", fails_once)
+    with pytest.raises(DeviceMemoryError, match="static buffers ran out"):
+        engine.resize(512)
+    assert engine.config.context_len == 256
+    assert_usable(engine)
+
+
+def test_an_engine_that_is_closed_under_a_stream_ends_it_with_one_clear_error(make_engine):
+    engine = make_engine()
+    stream = engine.stream(prompt_of(40), SamplingParams(max_tokens=6, ignore_eos=True))
+    request = next(stream).request
+    engine.close()
+    with pytest.raises(Closed):
+        next(stream)
+    assert request.status is Status.FAILED
+
+
+def test_an_engine_that_is_closed_after_the_last_token_leaves_the_answer_whole(make_engine):
+    engine = make_engine()
+    stream = engine.stream(prompt_of(40), SamplingParams(max_tokens=1, ignore_eos=True))
+    assert next(stream).request.status is Status.FINISHED
+    engine.close()
+    assert list(stream) == []
+
+
+def test_an_engine_may_be_made_in_inference_mode_and_on_another_thread(make_engine):
+    want = answer(make_engine(), prompt_of(40), new=4)
+    got = []
+    with torch.inference_mode():
+        engine = make_engine(is_warm=False)
+    thread = threading.Thread(target=lambda: got.append(answer(engine, prompt_of(40), new=4)))
+    thread.start()
+    thread.join()
+    assert got == [want]
+
+
+def test_resident_captures_for_readers_that_stop_early(make_engine):
+    engine = make_engine("resident")
+    for _ in range(3):
+        stream = engine.stream(prompt_of(16), SamplingParams(max_tokens=50, ignore_eos=True))
+        next(stream)
+        stream.close()
+    counts = engine.tally.counts[Namespace.PROMPT]
+    assert (counts.seeded, counts.replayed) == (1, 2)
+
+
+def test_replaced_weights_are_seen_once_the_engine_is_told(make_engine):
+    engine = make_engine(preset="tiny-qwen3")
+    before = answer(engine, prompt_of(40), new=3)
+    norm = engine.model.module.model.norm
+    old = norm.weight
+    norm.weight = torch.nn.Parameter(old.detach() * 2, requires_grad=False)
+    try:
+        assert engine.weights_changed() == ("model.norm.weight",)
+        assert answer(engine, prompt_of(40), new=3).logits != before.logits
+    finally:
+        norm.weight = old
+    engine.weights_changed()
+    assert answer(engine, prompt_of(40), new=3) == before
+
+
+def test_logits_that_are_no_numbers_are_an_error_and_not_an_answer(make_engine, monkeypatch):
+    engine = make_engine()
+    monkeypatch.setattr(
+        type(engine.model), "forward",
+        lambda self, ids, positions, rows: torch.full((1, 512), float("nan"), device=ids.device),
+    )  # fmt: skip
+    for temperature in (0.0, 1.0):
+        with pytest.raises(NotFinite, match="after position 19 is nan"):
+            engine.generate(prompt_of(20), SamplingParams(temperature=temperature))
 
 
 def test_tokens_arrive_one_by_one_and_their_text_is_the_answer(make_engine):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphseed.engine import BadParameter, EngineConfig, SamplingParams
+from graphseed.engine import BadParameter, EngineConfig, NotFinite, SamplingParams
 from graphseed.engine.blocks import BlockPool, BlockTable, OutOfBlocks
 from graphseed.engine.chunks import capacity_of, plan_chunks, rungs
 from graphseed.engine.config import resolve
@@ -139,6 +139,26 @@ def test_draws_follow_the_softmax():
     # 3,000 draws: three standard deviations of a frequency are at most 0.028.
     want = torch.softmax(LOGITS.double() / 0.7, 0).numpy()
     assert np.abs(frequencies(SamplingParams(temperature=0.7)) - want).max() < 0.03
+
+
+def test_the_smallest_temperature_is_greedy():
+    params = SamplingParams(temperature=1e-308)
+    assert {sample(LOGITS, params, position) for position in range(20)} == {1}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
+def test_logits_that_are_no_numbers_are_an_error(value, params):
+    logits = torch.full((5,), value)
+    with pytest.raises(NotFinite, match="after position 3 is"):
+        sample(logits, SamplingParams(**params), 3)
+
+
+def test_equal_logits_are_taken_by_rising_id():
+    logits = torch.tensor([1.0, 2.0, 2.0, 2.0])
+    assert sample(logits, SamplingParams(), 0) == 1
+    draws = {sample(logits, SamplingParams(temperature=1e-9), p) for p in range(50)}
+    assert draws == {1, 2, 3}
 
 
 @pytest.mark.parametrize(

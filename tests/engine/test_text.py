@@ -27,6 +27,55 @@ def test_bytes_that_are_no_text_come_out_as_the_decoder_writes_them(ids):
     assert "".join(pieces_of(ids)) == decode_bytes(ids)
 
 
+def fallback_decode(ids):
+    """As tokenizers with byte fallback do: a run of bytes is text as a whole, or all marks."""
+    text, run = "", b""
+    for piece in (*ids, None):
+        if isinstance(piece, int):
+            run += bytes([piece])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += "\ufffd" * len(run)
+        run = b""
+        text += piece or ""
+    return text
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(["a", " b", ""]), st.text("é日🎉", min_size=1, max_size=3)))
+)
+def test_byte_fallback_text_comes_out_whole(parts):
+    ids = [i for part in parts for i in ([part] if part in ("a", " b", "") else part.encode())]
+    detokenizer = Detokenizer(fallback_decode)
+    shown = [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
+    assert "".join(shown) == fallback_decode(ids) == "".join(parts)
+
+
+def test_an_id_without_text_does_not_swallow_the_space_of_the_next_word():
+    words = {1: " a", 2: "", 3: " b"}
+
+    def decode(ids):
+        return "".join(words[i] for i in ids).removeprefix(" ")
+
+    detokenizer = Detokenizer(decode)
+    assert [detokenizer.push(i) for i in (1, 2, 3)] == ["a", "", " b"]
+
+
+def test_bytes_that_never_become_text_are_shown_in_bounded_work():
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return decode_bytes(ids)
+
+    detokenizer = Detokenizer(decode)
+    shown = "".join(detokenizer.push(0xFF) for _ in range(2000)) + detokenizer.flush()
+    assert shown == "\ufffd" * 2000
+    assert max(decoded) <= 70
+
+
 def test_a_character_of_four_tokens_is_held_until_it_is_whole():
     assert pieces_of("a\U0001f410b".encode()) == ["a", "", "", "", "\U0001f410", "b", ""]
 

@@ -166,5 +166,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: st
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else object()
     )
-    with pytest.raises(ModelUnsupported, match=f"needs {missing}: run `pip install {missing}`"):
+    advice = rf"needs {missing}: run `pip install 'graphseed\[gguf\]'`"
+    with pytest.raises(ModelUnsupported, match=advice):
         check_can_read_gguf("5.23.0")

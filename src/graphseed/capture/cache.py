@@ -124,8 +124,9 @@ class GraphCache:
         """Say what recordings from now on will bake in; a change makes every earlier one stale.
 
         Returns the names that changed. Call it before memory a recording reads is let go (I7).
+        Before the first run it may be called on any thread.
         """
-        self._check_usable()
+        self._check_usable(is_claiming=False)
         changed = self._bindings.stale(bindings)
         self._bindings = bindings
         if changed:
@@ -141,6 +142,10 @@ class GraphCache:
                 space.reset_refusals()
         return changed
 
+    def is_mine(self) -> bool:
+        """Whether the calling thread may use the cache."""
+        return self._thread in (None, threading.get_ident())
+
     def prompt_admitted(self) -> None:
         """An admitted prompt holds back the release of policy `seed` until it is finished (I5)."""
         self._num_unfinished += 1
@@ -155,7 +160,7 @@ class GraphCache:
         """Release everything. May be called twice; `run` raises Closed afterwards."""
         if self._is_closed:
             return
-        self._check_usable()
+        self._check_usable(is_claiming=False)
         for space in self.spaces.values():
             space.release_generation(Cause.SHUTDOWN)
         self._is_closed = True
@@ -205,7 +210,7 @@ class GraphCache:
         """Whether this is the decode graph that ends the prompt generation of `seed` (I5)."""
         if identity.namespace is not Namespace.DECODE or self.selection.prompt is not Policy.SEED:
             return False
-        if not self.spaces[Namespace.PROMPT].num_held or identity.get("batch") != 1:
+        if not self.spaces[Namespace.PROMPT].is_open or identity.get("batch") != 1:
             return False
         if self._num_unfinished == 0:
             self._is_deferring = False
@@ -227,12 +232,12 @@ class GraphCache:
             and entry.num_observations >= entry.retry_at
         )
 
-    def _check_usable(self) -> None:
+    def _check_usable(self, is_claiming: bool = True) -> None:
         if self._is_closed:
             raise Closed("the graph cache is closed")
         thread = threading.get_ident()
         if self._thread is None:
-            self._thread = thread
+            self._thread = thread if is_claiming else None
         elif self._thread != thread:
             raise WrongThread(
                 "graphs are captured, launched and destroyed by one thread: the one that first "

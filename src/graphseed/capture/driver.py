@@ -71,6 +71,9 @@ class Arena(Protocol):
     def instantiate(self, definition: Definition) -> Executable:
         """Make a recording executable. Raises CannotCapture."""
 
+    def discard(self, definition: Definition) -> None:
+        """Destroy a recording that will not be instantiated."""
+
     def launch(self, executable: Executable) -> None:
         """Submit one executable. Returns at once where the device is asynchronous.
 
@@ -92,7 +95,10 @@ class Driver(Protocol):
         """Name of the device as torch writes it: "cuda:0", "cpu"."""
 
     def open(self, namespace: Namespace) -> Arena:
-        """New arena: a fresh memory pool and a long-lived capture stream."""
+        """New arena: a fresh memory pool and a long-lived capture stream.
+
+        Raises CannotCapture when this device cannot capture at all.
+        """
 
     @property
     def description(self) -> str:

@@ -51,6 +51,7 @@ class Reason(Enum):
     HOST_MEMORY = "host memory"  # a copy to or from memory of the host was recorded
     RANDOM = "random numbers"  # replay could not draw what the direct path would have drawn
     UNSUPPORTED_NODE = "unsupported node"  # the recording holds what the driver cannot replay
+    ALLOCATOR = "allocator without graph pools"  # cudaMallocAsync, for one
     EMPTY_GRAPH = "empty graph"  # nothing was recorded
     FIRST_NODE_DIFFERED = "first node differed"  # the step declared another first node
     WORK_RAISED = "the step raised"  # an ordinary exception while recording

@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from graphseed.capture.budget import Budget
-from graphseed.capture.driver import Arena, Definition, Driver, Work
+from graphseed.capture.driver import Arena, Definition, Driver, Executable, Work
 from graphseed.capture.entry import Entry, State
 from graphseed.capture.errors import CannotCapture, LaunchFailed, Reason
 from graphseed.capture.events import Cause, EventLog, Refused, Released, Replayed, Seeded
@@ -17,6 +17,8 @@ from graphseed.capture.identity import GraphIdentity, Namespace
 REMEMBERED: Final = 1024  # entries kept for their counters and reasons; held ones are always kept
 BACK_OFF: Final = 8  # observations until the first retry of a transient refusal; doubles each time
 BACK_OFF_LIMIT: Final = 4096
+_FORGOTTEN_FIRST: Final = frozenset({State.UNSEEN, State.RELEASED})
+_FORGOTTEN_LAST: Final = frozenset({State.REFUSED})  # it would be tried again
 
 
 class Space:
@@ -31,6 +33,11 @@ class Space:
         self._driver = driver
         self._log = log
         self._arena: Arena | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an arena holds memory of this namespace."""
+        return self._arena is not None
 
     def entry(self, identity: GraphIdentity) -> Entry:
         """The entry of an identity, made UNSEEN when it is new, with the observation counted."""
@@ -54,22 +61,15 @@ class Space:
                 entry.move(State.UNSEEN)
                 entry.move(State.OBSERVED)
                 entry.pending = pending
-        if self._arena is None:
-            self._arena = self._driver.open(self.namespace)
         try:
-            start_ns = time.perf_counter_ns()
-            definition = self._arena.capture(work)
-            captured_ns = time.perf_counter_ns()
-            self._check_first_node(entry, definition)
-            executable = self._arena.instantiate(definition)
-            done_ns = time.perf_counter_ns()
+            executable, root, times_ns = self._make(entry, work)
         except CannotCapture as refusal:
             self.refuse(entry, refusal.reason, refusal.detail)
             return False
         entry.move(to)
-        entry.executable, entry.root, entry.pending = executable, definition.root, None
+        entry.executable, entry.root, entry.pending = executable, root, None
         entry.num_attempts, entry.retry_at, entry.reason = 0, None, None
-        entry.capture_ns, entry.instantiate_ns = captured_ns - start_ns, done_ns - captured_ns
+        entry.capture_ns, entry.instantiate_ns = times_ns
         entry.num_seeds += 1
         self.num_held += 1
         self.num_bytes += executable.num_bytes
@@ -78,10 +78,26 @@ class Space:
                 device=self._driver.device, namespace=self.namespace, identity=entry.identity,
                 num_nodes=executable.num_nodes, num_bytes=executable.num_bytes,
                 capture_ns=entry.capture_ns, instantiate_ns=entry.instantiate_ns,
-                root=definition.root, num_seeds=entry.num_seeds,
+                root=root, num_seeds=entry.num_seeds,
             )
         )  # fmt: skip
         return True
+
+    def _make(self, entry: Entry, work: Work) -> tuple[Executable, str, tuple[int, int]]:
+        """Executable, root, and the nanoseconds of capture and instantiate."""
+        if self._arena is None:
+            self._arena = self._driver.open(self.namespace)
+        start_ns = time.perf_counter_ns()
+        definition = self._arena.capture(work)
+        captured_ns = time.perf_counter_ns()
+        try:
+            self._check_first_node(entry, definition)
+            executable = self._arena.instantiate(definition)
+        except BaseException:
+            self._arena.discard(definition)
+            raise
+        done_ns = time.perf_counter_ns()
+        return executable, definition.root, (captured_ns - start_ns, done_ns - captured_ns)
 
     def launch(self, entry: Entry) -> object:
         """Replay a PROVEN entry and return its result. Raises LaunchFailed, DeviceLost."""
@@ -170,6 +186,9 @@ class Space:
         )  # fmt: skip
 
     def _forget_one(self) -> None:
-        oldest = next((key for key, entry in self.entries.items() if not entry.is_held), None)
-        if oldest is not None:
-            del self.entries[oldest]
+        """Forget the oldest entry that loses the least; never one held or quarantined."""
+        for states in (_FORGOTTEN_FIRST, _FORGOTTEN_LAST):
+            for identity, entry in self.entries.items():
+                if entry.state in states:
+                    del self.entries[identity]
+                    return

@@ -6,12 +6,11 @@ captures. `torch.cuda.graph` is not used: it synchronises the device and flushes
 each capture. Does not know identities, states or policies.
 """
 
-import gc
 import logging
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +22,7 @@ from graphseed.capture.errors import CannotCapture, Closed, DeviceLost, LaunchFa
 from graphseed.capture.identity import FirstNode, Namespace
 from graphseed.drivers import nodes
 from graphseed.drivers.cuda_refusals import first_line, lost_message, refusal_of
+from graphseed.drivers.cuda_support import MemoryReading, gc_paused
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class CudaDefinition:
     num_nodes: int
     root: str
     result: object
-    free_bytes_before: int
+    before: MemoryReading
     first_node: FirstNode | None = None  # CUDA knows kernels, not operations: `root` is compared
 
 
@@ -107,11 +107,11 @@ class CudaArena:
     def capture(self, work: Work) -> CudaDefinition:
         if self._is_closed:
             raise Closed("the arena is closed")
-        free_bytes = self._driver.free_bytes()
-        if free_bytes < self._driver.memory_floor_bytes:
+        before = self._driver.memory()
+        if before.free_bytes < self._driver.memory_floor_bytes:
             raise CannotCapture(
                 Reason.MEMORY_FLOOR,
-                f"{free_bytes >> 20} MiB are free; capture needs at least "
+                f"{before.free_bytes >> 20} MiB are free; capture needs at least "
                 f"{self._driver.memory_floor_bytes >> 20} MiB",
             )
         try:
@@ -123,11 +123,14 @@ class CudaArena:
             # without executing anything.
             self._forget(self._record(work, "relaxed")[0])
             graph, result = self._record(work, "thread_local")
-        num_nodes, root = nodes.count_and_root(graph.raw_cuda_graph())
-        if num_nodes == 0:
+        try:
+            num_nodes, root = nodes.count_and_root(graph.raw_cuda_graph())
+            if num_nodes == 0:
+                raise CannotCapture(Reason.EMPTY_GRAPH, "the step recorded no work on this device")
+        except BaseException:
             self._forget(graph)
-            raise CannotCapture(Reason.EMPTY_GRAPH, "the step recorded no work on this device")
-        return CudaDefinition(graph, num_nodes, root, result, free_bytes)
+            raise
+        return CudaDefinition(graph, num_nodes, root, result, before)
 
     def instantiate(self, definition: Definition) -> CudaExecutable:
         if not isinstance(definition, CudaDefinition):
@@ -135,17 +138,22 @@ class CudaArena:
         try:
             definition.graph.instantiate()
             nodes.upload(definition.graph.raw_cuda_graph_exec(), self._stream.cuda_stream)
-        except torch.OutOfMemoryError as error:
-            raise CannotCapture(Reason.OUT_OF_MEMORY, first_line(error)) from None
         except RuntimeError as error:
-            reason = Reason.OUT_OF_MEMORY if "out of memory" in str(error) else None
-            raise CannotCapture(reason or Reason.UNSUPPORTED_NODE, first_line(error)) from None
-        num_bytes = max(0, definition.free_bytes_before - self._driver.free_bytes())
+            refusal = refusal_of(None, error)
+            if refusal.reason is Reason.INTERFERENCE:  # nothing of the kind can happen here
+                refusal = CannotCapture(Reason.UNSUPPORTED_NODE, first_line(error))
+            raise refusal from None
+        num_bytes = self._driver.memory().taken_since(definition.before)
         executable = CudaExecutable(
             definition.graph, definition.num_nodes, num_bytes, definition.result
         )
         self._executables.append(executable)
         return executable
+
+    def discard(self, definition: Definition) -> None:
+        if isinstance(definition, CudaDefinition):
+            definition.result = None
+            self._forget(definition.graph)
 
     def launch(self, executable: Executable) -> None:
         if not isinstance(executable, CudaExecutable) or self._is_closed:
@@ -176,7 +184,7 @@ class CudaArena:
         self._is_closed = True
         for executable in self._executables:
             self._wait_for(executable)
-        free_before = self._driver.free_bytes()
+        before = self._driver.memory()
         for executable in self._executables:
             executable.result = None
         self._executables.clear()
@@ -186,7 +194,7 @@ class CudaArena:
                 graph.reset()
             self._driver.drop(pool.memory)
             del pool  # the last reference: the memory goes back to the device
-        return max(0, self._driver.free_bytes() - free_before)
+        return before.taken_since(self._driver.memory())
 
     def _record(self, work: Work, mode: str) -> tuple[torch.cuda.CUDAGraph, object]:
         pool = self._open_pool()
@@ -194,7 +202,7 @@ class CudaArena:
         result: object = None
         raised: BaseException | None = None
         end_error: RuntimeError | None = None
-        with _gc_paused(), torch.cuda.stream(self._stream):
+        with gc_paused(), torch.cuda.stream(self._stream):
             self._begin(graph, pool, mode)
             try:
                 result = work()
@@ -233,7 +241,10 @@ class CudaArena:
 
     def _open_pool(self) -> _Pool:
         if not self._pools or self._pools[-1].is_spent:
-            self._pools.append(_Pool(torch.cuda.MemPool()))
+            try:
+                self._pools.append(_Pool(torch.cuda.MemPool()))
+            except RuntimeError as error:  # the cudaMallocAsync backend has no pools of its own
+                raise CannotCapture(Reason.ALLOCATOR, first_line(error)) from None
         return self._pools[-1]
 
     def _forget(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -257,7 +268,8 @@ class CudaDriver:
     def __init__(self, index: int = 0, memory_floor_bytes: int = MEMORY_FLOOR_BYTES) -> None:
         self.torch_device = torch.device("cuda", index)
         self.memory_floor_bytes = memory_floor_bytes
-        torch.cuda.set_device(self.torch_device)
+        self._entered = threading.local()
+        self._enter_thread()
         self._properties = torch.cuda.get_device_properties(self.torch_device)
         self._streams: dict[Namespace, torch.cuda.Stream] = {}
         # Failed graphs are never freed where torch cannot unwind them: the pinned-host allocator
@@ -282,12 +294,15 @@ class CudaDriver:
         return int(self._properties.multi_processor_count)
 
     def open(self, namespace: Namespace) -> CudaArena:
+        self._enter_thread()
         return CudaArena(self, self._stream_of(namespace))
 
     def mark(self, timed: bool = False) -> CudaMark:
+        self._enter_thread()
         return CudaMark(self.torch_device, timed)
 
     def prime(self, dtype: str) -> None:
+        self._enter_thread()
         # cuBLAS handles belong to a thread, its 32 MiB workspaces to a thread and stream. Made
         # here, on the capture streams, they lie in the ordinary pool; made inside a capture they
         # would fail, or lie in a graph's private pool and die with it.
@@ -299,6 +314,11 @@ class CudaDriver:
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def memory(self) -> MemoryReading:
+        """Read both figures now."""
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        return MemoryReading(self.free_bytes(), int(reserved))
 
     def synchronize(self) -> None:
         _or_lost(lambda: torch.cuda.synchronize(self.torch_device))
@@ -344,6 +364,12 @@ class CudaDriver:
         self._graveyard.append(graph)
         self._kept_pools.append(pool)
 
+    def _enter_thread(self) -> None:
+        """The current device belongs to a thread, and Triton launches on the current one."""
+        if not getattr(self._entered, "is_done", False):
+            torch.cuda.set_device(self.torch_device)
+            self._entered.is_done = True
+
     def _stream_of(self, namespace: Namespace) -> torch.cuda.Stream:
         if namespace not in self._streams:
             self._streams[namespace] = _new_stream(self.torch_device)
@@ -365,18 +391,6 @@ def _new_event(timed: bool) -> torch.cuda.Event:
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """A collection inside a capture could destroy another graph or unload a module there."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _or_lost(call: Callable[[], object]) -> object:

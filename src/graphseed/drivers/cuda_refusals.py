@@ -11,6 +11,8 @@ from graphseed.capture.errors import CannotCapture, Reason
 
 # What torch says, in order of precedence; the first that occurs in the message decides.
 _REASONS: Final = (
+    ("out of memory", Reason.OUT_OF_MEMORY),
+    ("ALLOC_FAILED", Reason.OUT_OF_MEMORY),
     ("NOT_INITIALIZED", Reason.NOT_INITIALISED),
     ("CUDNN_STATUS", Reason.NOT_INITIALISED),
     ("Cannot copy between CPU and CUDA tensors", Reason.HOST_MEMORY),

@@ -149,6 +149,9 @@ class HostArena:
             return outcome
         raise CannotCapture(*outcome)
 
+    def discard(self, definition: Definition) -> None:
+        """Nothing to destroy: a tape holds no buffers of its own."""
+
     def launch(self, executable: Executable) -> None:
         """Run one executable of this arena; done when it returns."""
         self._require_open()

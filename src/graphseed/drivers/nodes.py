@@ -25,7 +25,11 @@ def count_and_root(raw_graph: int) -> tuple[int, str]:
 
 def upload(raw_exec: int, raw_stream: int) -> None:
     """Move an executable to the device now, so that the first launch does not pay for it."""
-    _ok(rt.cudaGraphUpload(rt.cudaGraphExec_t(init_value=raw_exec), raw_stream))
+    (error,) = rt.cudaGraphUpload(rt.cudaGraphExec_t(init_value=raw_exec), raw_stream)
+    if int(error) != 0:
+        is_memory = error == rt.cudaError_t.cudaErrorMemoryAllocation
+        reason = Reason.OUT_OF_MEMORY if is_memory else Reason.UNSUPPORTED_NODE
+        raise CannotCapture(reason, f"uploading the executable failed: {error}")
 
 
 def _name(node: Any) -> str:

@@ -21,6 +21,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_len = block_len
         self._free = list(range(num_blocks - 1, 0, -1))  # a stack: the lowest numbers go first
+        self._is_taken = bytearray(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -34,13 +35,17 @@ class BlockPool:
                 f"{count} KV blocks were asked for and {len(self._free)} of "
                 f"{self.num_blocks - 1} are free"
             )
-        return [self._free.pop() for _ in range(count)]
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            self._is_taken[block] = 1
+        return taken
 
     def give_back(self, blocks: list[int]) -> None:
         """Return blocks that were taken. Raises ValueError for one that was not."""
         for block in blocks:
-            if not 0 < block < self.num_blocks or block in self._free:
+            if not 0 < block < self.num_blocks or not self._is_taken[block]:
                 raise ValueError(f"block {block} was not taken from this pool")
+            self._is_taken[block] = 0
             self._free.append(block)
 
 

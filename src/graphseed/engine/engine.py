@@ -4,12 +4,11 @@ Owns the KV memory, the block pool, the graph cache and the step runner of one m
 Sees the Driver protocol and no driver. Does not know the command line or HTTP.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from graphseed.capture.alarm import SeedWatch
@@ -21,33 +20,16 @@ from graphseed.capture.events import EventLog
 from graphseed.capture.identity import Bindings, Namespace
 from graphseed.capture.selector import Selection
 from graphseed.capture.tally import Tally
+from graphseed.engine.answer import Answer, Delta, part_of
 from graphseed.engine.blocks import BlockPool, BlockTable
-from graphseed.engine.chunks import plan_chunks
 from graphseed.engine.config import EngineConfig, resolve
-from graphseed.engine.errors import (
-    DeviceMemoryError,
-    EmptyPrompt,
-    PromptTooLong,
-    TokenOutOfRange,
-)
+from graphseed.engine.errors import BadToken, EmptyPrompt, EngineBusy, PromptTooLong
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
-from graphseed.engine.plan import SequencePart, StepPlan
-from graphseed.engine.request import FinishReason, Request, SamplingParams, Status
-from graphseed.engine.sampler import sample
+from graphseed.engine.plan import StepPlan
+from graphseed.engine.request import Request, SamplingParams, Status
 from graphseed.engine.step import StepObserver, StepRunner
-from graphseed.engine.text import AnswerText
 from graphseed.models.model import Model
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One step of an answer: the token, and the text that became certain with it."""
-
-    token_id: int | None  # None when only held text is shown
-    text: str
-    request: Request
-    kv_digest: str | None = None  # on the last, when asked for
 
 
 class Engine:
@@ -73,9 +55,12 @@ class Engine:
         self.log.subscribe(self.tally)
         self._watch = SeedWatch(self.log, driver.device)
         self.cache = GraphCache(driver, selection, budgets=budgets, log=self.log)
-        self.config = self._resolve(config or EngineConfig())
         self._guard = DeviceGuard(driver, self.cache)
+        self._num_streams = 0
         self._is_closed = False
+        self.config = self._resolve(config or EngineConfig())
+        self.runner: StepRunner
+        self.pool: BlockPool
         self._allocate()
 
     @property
@@ -86,24 +71,27 @@ class Engine:
     def warm_up(self) -> None:
         """Initialise libraries and compile kernels by direct runs that are no observations.
 
-        Capture cannot initialise libraries (I2 would then break for the first real prompt).
+        Capture cannot initialise libraries (I2 would then break for the first real prompt). Call it
+        on the thread that will run the requests.
         """
-        self.driver.prime(str(self.model.dtype).removeprefix("torch."))
-        table = self._new_table()
+        self._check_open()
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        self._guard.run("the warm-up", partial(self.driver.prime, dtype))
+        table = BlockTable(self.pool, self.config.max_blocks)
         table.grow(1)
         try:
             for namespace, capacity in (
                 (Namespace.PROMPT, self.config.num_ubatch), (Namespace.DECODE, 1),
             ):  # fmt: skip
-                plan = StepPlan(namespace, capacity, (_part((0,), 0, table),))
+                plan = StepPlan(namespace, capacity, (part_of((0,), 0, table),))
                 self._guard.run("the warm-up", partial(self.runner.run_direct, plan))
         finally:
             table.close()
-        self.driver.synchronize()
+        self._guard.run("the warm-up", self.driver.synchronize)
 
     def stream(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Iterable[int],
         params: SamplingParams | None = None,
         *,
         observer: StepObserver | None = None,
@@ -111,16 +99,15 @@ class Engine:
     ) -> Iterator[Delta]:
         """Answer one prompt, token by token.
 
-        Raises RequestError before anything runs when the prompt cannot; an iterator that is closed
-        early gives everything back.
+        `prompt_ids` is any iterable of whole numbers. Raises RequestError before anything runs when
+        the prompt cannot; an iterator that is closed early gives everything back.
         """
         self._check_open()
-        params = params or SamplingParams()
-        self._validate(prompt_ids)
-        return self._answer(Request(tuple(prompt_ids), params), observer, kv_digest)
+        request = Request(self._checked(prompt_ids), params or SamplingParams())
+        return self._answer(request, observer, kv_digest)
 
     def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams | None = None
+        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
     ) -> tuple[str, Request]:
         """Answer one prompt and return its whole text and the finished request."""
         text, request = "", None
@@ -133,19 +120,34 @@ class Engine:
     def resize(self, context_len: int) -> None:
         """Allocate KV memory anew for another context length; every recording becomes stale (I7).
 
-        Raises DeviceMemoryError, and the engine then keeps its old size.
+        Raises EngineBusy while an answer is being streamed, and DeviceMemoryError, after which the
+        engine has its old size.
         """
         self._check_open()
+        if self._num_streams:
+            raise EngineBusy(
+                f"{self._num_streams} answers are being streamed; end or close them before the "
+                "context is resized"
+            )
         old = self.config
         self.config = self._resolve(replace(old, context_len=context_len))
         self.cache.rebind(Bindings())  # nothing may be launched while memory moves
-        del self.runner, self.kv
         try:
+            del self.runner
             self._allocate()
-        except DeviceMemoryError:
+        except BaseException:
             self.config = old
             self._allocate()
             raise
+
+    def weights_changed(self) -> tuple[str, ...]:
+        """Say that parameters of the model were replaced; recordings over the old are stale (I7).
+
+        Returns the names that moved. Parameters are taken as frozen otherwise: this is the only
+        way in which the engine learns of it.
+        """
+        self._check_open()
+        return self.cache.rebind(self._bindings())
 
     def finish(self) -> tuple[list[str], str | None]:
         """Raise the alarms of the end.
@@ -157,95 +159,56 @@ class Engine:
         return lines, self.tally.no_effect(self.cache.selection)
 
     def close(self) -> None:
-        """Release graphs and KV memory. May be called twice."""
+        """Release graphs and KV memory; streams that are open end. May be called twice."""
         if self._is_closed:
             return
-        if not self._guard.is_lost:
-            self.cache.close()
         self._is_closed = True
-        del self.runner, self.kv
+        try:
+            if not self._guard.is_lost:
+                self.cache.close()
+        finally:
+            del self.runner
 
     def _answer(
-        self, request: Request, observer: StepObserver | None, kv_digest: bool
+        self, request: Request, observer: StepObserver | None, is_digesting: bool
     ) -> Iterator[Delta]:
-        table = self._new_table()
-        self.runner.observer = observer
+        self._check_open()
+        table = BlockTable(self.pool, self.config.max_blocks)
+        answer = Answer(
+            self.model, self.config, self.cache, self.runner, self._guard, table, request,
+            observer, is_digesting,
+        )  # fmt: skip
+        self._num_streams += 1
         try:
-            yield from self._run(request, table, kv_digest)
+            for delta in answer.run():
+                yield delta
+                if request.status is Status.DECODE:
+                    self._check_open()  # it may have been closed while the reader was away
         finally:
+            self._num_streams -= 1
             if request.status not in (Status.FINISHED, Status.FAILED):
                 request.move(Status.FAILED)
-            self.runner.observer = None
             table.close()
-            if not self._guard.is_lost and request.status is Status.FINISHED:
-                self.cache.settle()  # idle: captures delay nobody
+            if not self._guard.is_lost and not self._is_closed:
+                self._guard.run("a capture", self.cache.settle)  # idle: it delays nobody
 
-    def _run(self, request: Request, table: BlockTable, kv_digest: bool) -> Iterator[Delta]:
-        params = request.params
-        text = AnswerText(self.model.decode, params.stop)
-        logits = self._prefill(request, table)
-        while True:
-            choose = partial(sample, logits[0], params, request.num_tokens - 1)
-            token = self._guard.run("sampling", choose)
-            if not request.output_ids:
-                request.timings.first_token_ns = time.perf_counter_ns()
-                request.move(Status.DECODE)
-            request.output_ids.append(token)
-            is_eos = token in self.model.eos_ids and not params.ignore_eos
-            shown = "" if is_eos else text.push(token)
-            reason = self._finish_reason(request, text.stopping_word, is_eos)
-            if reason is not None:
-                request.timings.finished_ns = time.perf_counter_ns()
-                request.finish_reason, request.stopping_word = reason, text.stopping_word
-                request.move(Status.FINISHED)
-                digest = self._digest(table, request) if kv_digest else None
-                yield Delta(token, shown + text.flush(), request, digest)
-                return
-            yield Delta(token, shown, request)
-            logits = self._decode(request, table)
-
-    def _prefill(self, request: Request, table: BlockTable) -> torch.Tensor:
-        self.cache.prompt_admitted()
-        try:
-            request.timings.started_ns = time.perf_counter_ns()
-            request.move(Status.PREFILL)
-            num_tokens = len(request.prompt_ids)
-            table.grow(num_tokens)
-            for chunk in plan_chunks(num_tokens, self.config.num_ubatch):
-                part = _part(request.prompt_ids[chunk.start : chunk.end], chunk.start, table)
-                plan = StepPlan(Namespace.PROMPT, chunk.capacity, (part,))
-                logits = self._guard.run("a prompt step", partial(self.runner.run, plan))
-            return logits
-        finally:
-            self.cache.prompt_finished()
-
-    def _decode(self, request: Request, table: BlockTable) -> torch.Tensor:
-        position = request.num_tokens - 1
-        table.grow(request.num_tokens)
-        part = _part((request.output_ids[-1],), position, table)
-        plan = StepPlan(Namespace.DECODE, 1, (part,))
-        return self._guard.run("a decode step", partial(self.runner.run, plan))
-
-    def _finish_reason(
-        self, request: Request, stopping_word: str | None, is_eos: bool
-    ) -> FinishReason | None:
-        if is_eos:
-            return FinishReason.END_OF_SEQUENCE
-        if stopping_word is not None:
-            return FinishReason.STOP_STRING
-        if len(request.output_ids) == request.params.max_tokens:
-            return FinishReason.MAX_TOKENS
-        if request.num_tokens >= self.config.context_len:
-            return FinishReason.CONTEXT_FULL
-        return None
-
-    def _digest(self, table: BlockTable, request: Request) -> str:
-        # The last token was sampled, not run: its K/V does not exist.
-        indices = table.kv_indices(0, request.num_tokens - 1)
-        return self.kv.digest(torch.from_numpy(indices))
-
-    def _new_table(self) -> BlockTable:
-        return BlockTable(self.pool, self.config.max_blocks)
+    def _checked(self, prompt_ids: Iterable[int]) -> tuple[int, ...]:
+        checked = []
+        for position, token in enumerate(prompt_ids):
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                raise BadToken(position, token)
+            try:
+                checked.append(operator.index(token))
+            except TypeError:  # a tensor of another kind has the method too
+                raise BadToken(position, token) from None
+        if not checked:
+            raise EmptyPrompt
+        if len(checked) >= self.config.context_len:
+            raise PromptTooLong(len(checked), self.config.context_len)
+        for position, number in enumerate(checked):
+            if not 0 <= number < self.model.vocab_size:
+                raise BadToken(position, number, self.model.vocab_size)
+        return tuple(checked)
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(
@@ -256,36 +219,27 @@ class Engine:
         )
 
     def _allocate(self) -> None:
-        self.kv = KvMemory(
-            self.model.layers, self.config.num_blocks, self.config.block_len, self.model.dtype,
-            self.model.device, self.driver.free_bytes(),
-        )  # fmt: skip
-        self.pool = BlockPool(self.config.num_blocks, self.config.block_len)
-        self.runner = StepRunner(self.model, self.driver, self.cache, self.config, self.kv)
-        self.cache.rebind(
-            Bindings((*_weight_addresses(self.model), *self.kv.addresses, *self.runner.addresses))
-        )
+        config = self.config
+        # Plain tensors, whatever mode the caller is in: they are written in every later mode.
+        with torch.inference_mode(False):
+            kv = KvMemory(
+                self.model.layers, config.num_blocks, config.block_len, self.model.dtype,
+                self.model.device, self.driver.free_bytes(),
+            )  # fmt: skip
+            make = partial(StepRunner, self.model, self.driver, self.cache, config, kv)
+            self.runner = self._guard.run("static buffers", make)
+        self.pool = BlockPool(config.num_blocks, config.block_len)
+        self.cache.rebind(self._bindings())
 
-    def _validate(self, prompt_ids: Sequence[int]) -> None:
-        if not prompt_ids:
-            raise EmptyPrompt
-        if len(prompt_ids) >= self.config.context_len:
-            raise PromptTooLong(len(prompt_ids), self.config.context_len)
-        for position, token in enumerate(prompt_ids):
-            if not 0 <= token < self.model.vocab_size:
-                raise TokenOutOfRange(position, token, self.model.vocab_size)
+    def _bindings(self) -> Bindings:
+        module = self.model.module
+        weights = [*module.named_parameters(), *module.named_buffers()]
+        return Bindings(
+            (*((name, tensor.data_ptr()) for name, tensor in weights), *self.runner.addresses)
+        )
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the engine is closed")
         if self._guard.is_lost:
             raise DeviceLost("the device was lost by an earlier error; start a new process")
-
-
-def _part(token_ids: Sequence[int], start: int, table: BlockTable) -> SequencePart:
-    return SequencePart(np.asarray(token_ids, dtype=np.int32), start, table)
-
-
-def _weight_addresses(model: Model) -> tuple[tuple[str, int], ...]:
-    named = [*model.module.named_parameters(), *model.module.named_buffers()]
-    return tuple((name, tensor.data_ptr()) for name, tensor in named)

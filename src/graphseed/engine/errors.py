@@ -4,9 +4,11 @@ GraphseedError
 |-- RequestError            this request cannot run; the engine and other requests go on
 |   |-- EmptyPrompt
 |   |-- PromptTooLong
-|   |-- TokenOutOfRange
+|   |-- BadToken            a token id that is no whole number, or not one of the model's
 |   `-- BadParameter        a sampling or engine parameter is out of its range
-`-- DeviceMemoryError       the device has too little memory; names what was asked and is free
+|-- DeviceMemoryError       the device has too little memory; names what was asked and is free
+|-- EngineBusy              not while an answer is being streamed
+`-- NotFinite               the model's logits are no numbers
 """
 
 from graphseed.capture.errors import GraphseedError
@@ -36,14 +38,19 @@ class PromptTooLong(RequestError):
         self.context_len = context_len
 
 
-class TokenOutOfRange(RequestError):
+class BadToken(RequestError):
     """A token id that the model does not have."""
 
-    def __init__(self, position: int, token: int, vocab_size: int) -> None:
-        super().__init__(
-            f"token id {token} at position {position} is out of range; the model has ids 0 to "
-            f"{vocab_size - 1}"
-        )
+    def __init__(self, position: int, token: object, vocab_size: int | None = None) -> None:
+        if vocab_size is None:
+            kind = type(token).__name__
+            message = f"token {token!r} at position {position} is a {kind}; expected a whole number"
+        else:
+            message = (
+                f"token id {token} at position {position} is out of range; the model has ids 0 to "
+                f"{vocab_size - 1}"
+            )
+        super().__init__(message)
 
 
 class BadParameter(RequestError):
@@ -51,6 +58,20 @@ class BadParameter(RequestError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         super().__init__(f"{name} is {value!r}; expected {expected}")
+
+
+class EngineBusy(GraphseedError, RuntimeError):
+    """The engine's memory cannot change under answers that are being streamed."""
+
+
+class NotFinite(GraphseedError, ArithmeticError):
+    """The model computed no usable logits."""
+
+    def __init__(self, position: int, value: float) -> None:
+        super().__init__(
+            f"the best logit after position {position} is {value}; expected a finite number. The "
+            "weights or the dtype are unfit (try --dtype fp32)"
+        )
 
 
 class DeviceMemoryError(GraphseedError, MemoryError):

@@ -7,11 +7,14 @@ Owns the K and V caches of every layer. Does not know who holds which block.
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from graphseed.engine.errors import DeviceMemoryError
 from graphseed.models.model import LayerShape
+
+_OUT_OF_MEMORY: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 class KvMemory:
@@ -67,7 +70,8 @@ def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory; the CPU allocator says so in a plain RuntimeError."""
+    """Whether memory ran out: torch says so in its own type, libraries in their messages."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)

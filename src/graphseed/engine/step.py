@@ -60,22 +60,22 @@ class StepRunner:
         self._driver = driver
         self._cache = cache
         self._config = config
-        self._kv = kv
+        self.kv = kv
         self.identity_hook: IdentityHook | None = None  # for tests of what a bad identity costs
         self.staging = Staging(config, model.device, driver)
         # float32: wide enough for every model dtype, so one buffer serves samplers and digests.
         self.logits = torch.zeros(
             config.num_parallel, model.vocab_size, dtype=torch.float32, device=model.device
         )
-        self._shapes: dict[tuple[Namespace, int, int], _Shape] = {}
-        self.observer: StepObserver | None = None
+        self._shapes: dict[tuple[Namespace, int, int, tuple[Plain, ...]], _Shape] = {}
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """Static buffers of the steps, as bindings."""
-        return (*self.staging.addresses, ("logits", self.logits.data_ptr()))
+        logits = ("logits", self.logits.data_ptr())
+        return (*self.kv.addresses, *self.staging.addresses, logits)
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
+    def run(self, plan: StepPlan, observer: StepObserver | None = None) -> torch.Tensor:
         """Run one plan and return the logits of each part's last token, [S, V] float32.
 
         The result is a static buffer: valid until the next step.
@@ -85,12 +85,12 @@ class StepRunner:
         if self.identity_hook is not None:
             identity = self.identity_hook(identity, plan)
         self.staging.stage(plan)
-        if self.observer is not None:
-            self.observer.before(plan)
+        if observer is not None:
+            observer.before(plan)
         self._cache.run(identity, shape.work)
         logits = self.logits[: len(plan.parts)]
-        if self.observer is not None:
-            self.observer.after(plan, logits)
+        if observer is not None:
+            observer.after(plan, logits)
         return logits
 
     def run_direct(self, plan: StepPlan) -> None:
@@ -99,13 +99,15 @@ class StepRunner:
         self._shape(plan).work()
 
     def _shape(self, plan: StepPlan) -> _Shape:
-        key = (plan.namespace, plan.capacity, plan.seq_capacity)
+        key = (plan.namespace, plan.capacity, plan.seq_capacity, _math_settings())
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._build(*key)
         return shape
 
-    def _build(self, namespace: Namespace, capacity: int, seq_capacity: int) -> _Shape:
+    def _build(
+        self, namespace: Namespace, capacity: int, seq_capacity: int, math: tuple[Plain, ...]
+    ) -> _Shape:
         model, staging = self._model, self.staging
         plans = tuple(self._plan(layer, capacity, seq_capacity) for layer in model.layers)
         step = AttentionStep(
@@ -113,8 +115,8 @@ class StepRunner:
             seq_starts=staging.view("seq_starts")[: seq_capacity + 1],
             kv_lens=staging.view("kv_lens")[:seq_capacity],
             block_tables=staging.view("block_tables")[:seq_capacity],
-            k_caches=self._kv.k,
-            v_caches=self._kv.v,
+            k_caches=self.kv.k,
+            v_caches=self.kv.v,
             plans=plans,
         )
         token_ids = staging.view("token_ids")[:capacity]
@@ -134,6 +136,7 @@ class StepRunner:
             ("layers", tuple(_plain(layer) for layer in dict.fromkeys(model.layers))),
             ("block_len", self._config.block_len),
             ("max_blocks", self._config.max_blocks),
+            ("math", math),
             ("adapters", ()),
             ("reads_logits", True),
         )
@@ -155,6 +158,16 @@ class StepRunner:
             num_sms=self._driver.num_sms,
             max_kv_len=max_kv_len,
         )
+
+
+def _math_settings() -> tuple[Plain, ...]:
+    """Process-wide switches of torch that choose kernels, and so are baked into a recording."""
+    return (
+        torch._C._get_deterministic_algorithms(),
+        torch.get_float32_matmul_precision(),
+        str(torch._C._get_cublas_allow_bf16_reduced_precision_reduction()),
+        str(torch._C._get_cublas_allow_fp16_reduced_precision_reduction()),
+    )
 
 
 def _plain(layer: LayerShape) -> tuple[Plain, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 INCOMPLETE: Final = "\ufffd"  # what decoders show for bytes that are no character (yet)
+MAX_HELD: Final = 64  # ids that may be undecided; a run this long is no unfinished character
+MAX_CHARACTER: Final = 3  # ids behind which a character that is still unfinished can begin
 
 
 class Detokenizer:
@@ -25,18 +27,27 @@ class Detokenizer:
         """Take one id and return the text that became certain."""
         self._ids.append(token_id)
         text = self._decode(self._ids[self._start :])
-        if text.endswith(INCOMPLETE):
-            # Only the last mark can still become a character: a decoder writes one mark for an
-            # unfinished sequence, and what stands before it cannot change any more.
-            return self._show(text[:-1])
-        new = self._show(text)
-        self._start, self._clean = self._clean, len(self._ids)
-        self._shown = len(self._decode(self._ids[self._start : self._clean]))
+        certain = text.rstrip(INCOMPLETE)
+        if len(self._ids) - self._clean > MAX_HELD:
+            return self._give_up()
+        # All marks at the end are undecided: byte-level decoders write one for an unfinished
+        # character, byte-fallback decoders one for each byte of the whole run it ends.
+        new = self._show(certain)
+        if new and certain == text:  # an id without text must not become where decoding begins
+            self._start, self._clean = self._clean, len(self._ids)
+            self._shown = len(self._decode(self._ids[self._start :]))
         return new
 
     def flush(self) -> str:
         """Return what is still held, as it is: no more ids will come."""
         return self._show(self._decode(self._ids[self._start :]))
+
+    def _give_up(self) -> str:
+        """Show a long undecided run as the decoder writes it, but for what could yet be text."""
+        cut = len(self._ids) - MAX_CHARACTER
+        new = self._show(self._decode(self._ids[self._start : cut]))
+        self._start, self._clean, self._shown = cut, cut, 0
+        return new
 
     def _show(self, text: str) -> str:
         new = text[self._shown :]

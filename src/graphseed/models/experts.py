@@ -18,28 +18,30 @@ _GATHER_LIMIT_BYTES: Final = 4 * 2**30
 _COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def choose_experts(module: Any, dtype: torch.dtype) -> str | None:
+def choose_experts(module: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     """Name of the experts implementation for `module`; None for a model without experts.
 
-    bf16 takes `grouped_mm`: offsets stay on the device and weights are read in place. Its kernels
-    know no other dtype: elsewhere torch loops over the experts on the host, which cannot be
-    recorded. So fp32 and fp16 take `batched_mm`, which gathers a copy of the weights for each
-    token and chosen expert. That is small for small models; where one step would gather more than
-    4 GiB, `grouped_mm` is right again: its results are exact, and its graphs are refused.
+    `grouped_mm` reads the weights in place and takes its offsets as a tensor: the cpu has it for
+    every dtype. A GPU has a kernel for bf16 alone; for fp32 and fp16 torch reads the offsets there
+    and loops over the experts on the host, which cannot be recorded. So those take `batched_mm`,
+    which gathers a copy of the weights for each token and chosen expert. That is small for small
+    models; where one step would gather more than 4 GiB, `grouped_mm` is right again: its results
+    are exact, and its graphs are refused.
     """
     config = module.config.get_text_config()
     num_experts = next((n for n in (getattr(config, c, None) for c in _COUNTS) if n), None)
     if num_experts is None:
         return None
-    if dtype == torch.bfloat16:
+    if device.type == "cpu" or dtype == torch.bfloat16:
         return "grouped_mm"
     gathered = gathered_bytes(module, num_experts, config.num_experts_per_tok)
     if gathered <= _GATHER_LIMIT_BYTES:
         return "batched_mm"
     _log.warning(
-        "experts in %s would gather %.0f GiB for a step of %d tokens: they run as grouped_mm, "
-        "which this dtype cannot capture; take bf16 to replay prompts of this model",
+        "experts in %s on %s would gather %.0f GiB for a step of %d tokens: they run as "
+        "grouped_mm, which cannot be captured there; take bf16 to replay prompts of this model",
         str(dtype).removeprefix("torch."),
+        device,
         gathered / 2**30,
         _NUM_TOKENS,
     )

@@ -39,8 +39,7 @@ def check_can_read_gguf(transformers_version: str | None = None) -> None:
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise ModelUnsupported(
-            f"reading GGUF files needs {' and '.join(missing)}: run "
-            f"`pip install {' '.join(missing)}`"
+            f"reading GGUF files needs {' and '.join(missing)}: run `pip install 'graphseed[gguf]'`"
         )
 
 

@@ -124,7 +124,7 @@ def _finish(
     module.eval()
     module.requires_grad_(False)
     layers = probe_layers(module)
-    experts = choose_experts(module, dtype)
+    experts = choose_experts(module, device, dtype)
     if experts is not None:
         module.set_experts_implementation(experts)
     config = module.config.get_text_config()

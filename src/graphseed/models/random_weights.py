@@ -2,12 +2,14 @@
 
 Owns the distribution and the seed. Weights are drawn on the device in their final dtype, so no
 copy of a large model ever passes through the host, and from a generator of our own, so the
-caller's random state is not touched. Equal seed, config, device type and dtype give equal weights.
+caller's random state is not touched. Equal seed, config, device type and dtype give equal weights:
+no parameter is left as the memory was found.
 """
 
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphseed.models.errors import ModelError, ModelUnsupported
 
@@ -30,10 +32,10 @@ def random_module(config: Any, device: torch.device, dtype: torch.dtype, seed: i
 
     try:
         # Buffers (rotary frequencies, embedding scales) get their values, parameters only memory.
-        with device, no_init_weights():
+        with device, no_init_weights(), _Untold() as untold:
             module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         module.tie_weights()
-        _draw(module, torch.Generator(device).manual_seed(seed))
+        _draw(module, torch.Generator(device).manual_seed(seed), untold)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -62,19 +64,61 @@ def out_of_memory(num_bytes: int, device: torch.device, dtype: torch.dtype) -> M
     )
 
 
+class _Untold(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which memory a construction leaves as it was found, or fills from the global state.
+
+    Holds what it noted, so that no address comes back as another tensor's. Used around one
+    construction, on one thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            storage = result.untyped_storage()
+            is_random = torch.Tag.nondeterministic_seeded in func.tags
+            if is_random or "empty" in func.__name__:
+                self._storages[storage.data_ptr()] = storage
+            elif func._schema.is_mutable:
+                self._storages.pop(storage.data_ptr(), None)
+        return result
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._storages
+
+
 @torch.no_grad()
-def _draw(module: Any, generator: torch.Generator) -> None:
+def _draw(module: Any, generator: torch.Generator, untold: _Untold) -> None:
     embedding = module.get_input_embeddings().weight
     for name, weight in module.named_parameters():  # a tied weight comes once
-        if weight.dim() >= 2:
+        if name.endswith("bias"):
+            weight.zero_()
+        elif weight.dim() >= 2:
             std = _EMBEDDING_STD if weight is embedding else weight.shape[-1] ** -0.5
             share = _ATTENTION_SHARE if name.endswith("o_proj.weight") else 1.0
             weight.normal_(0.0, std * share, generator=generator)
-        elif name.endswith("bias"):
-            weight.zero_()  # norm weights keep what their class starts them with
+        elif weight in untold:  # others keep what their class starts them with
+            owner = module.get_submodule(name.rpartition(".")[0])
+            weight.fill_(_plain_scale(owner))
     for layer in module.modules():
-        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma: a norm after o_proj undoes it,
-            layer.post_attention_layernorm.weight.fill_(_ATTENTION_SHARE - 1.0)  # scaled by 1 + w
+        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma: a norm after o_proj undoes it
+            norm = getattr(layer, "post_attention_layernorm", None)
+            if (scale := getattr(norm, "weight", None)) is not None:
+                scale.sub_(1.0 - _ATTENTION_SHARE)  # from 1, or from 0 where it scales by 1 + w
+
+
+def _plain_scale(owner: torch.nn.Module) -> float:
+    """What makes a vector of `owner` change nothing: 1, or 0 in a norm that scales by 1 + w.
+
+    Norms of that kind start themselves at zero, but for those that are torch's own norm with 1
+    added, "LayerNorm1P". What is no scale (the sinks of an attention) may have any value.
+    """
+    return 0.0 if type(owner).__name__.endswith("1P") else 1.0
 
 
 def _num_weights(config: Any) -> int:

@@ -75,6 +75,9 @@ class ScriptedArena:
         self.held.append(definition)
         return definition
 
+    def discard(self, definition: Definition) -> None:
+        self.driver.calls.append("discard")
+
     def launch(self, executable: Executable) -> None:
         self.driver.calls.append("launch")
         if executable not in self.held:
@@ -103,6 +106,7 @@ class ScriptedDriver:
     root: str = "root"
     num_bytes: int = 100  # of each executable
     refusals: list[CannotCapture | None] = field(default_factory=list)  # one for each capture
+    open_error: Exception | None = None
     launch_error: Exception | None = None
     wait_error: Exception | None = None
     calls: list[str] = field(default_factory=list)
@@ -115,6 +119,8 @@ class ScriptedDriver:
     num_sms: int = 1
 
     def open(self, namespace: Namespace) -> ScriptedArena:
+        if self.open_error is not None:
+            raise self.open_error
         self.calls.append(f"open {namespace.value}")
         self.arenas.append(ScriptedArena(self, namespace))
         return self.arenas[-1]
