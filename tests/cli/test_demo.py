@@ -71,9 +71,20 @@ def test_a_policy_that_should_replay_and_did_not_is_found_and_exits_1(cli, capsy
     assert "finding: policy seed replayed no prompt graph" in out
 
 
-def test_an_unknown_policy_is_named(cli, capsys):
-    assert cli("demo", "--policies", "off,often") == 1
-    assert "--policies is 'off,often'; expected some of disabled, off" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--policies", "off,often"), "--policies is 'off,often'; expected at least two of"),
+        (("--policies", "off"), "--policies is 'off'; expected at least two of disabled, off"),
+        (("-n", "-1"), "-n is -1; expected at least 1"),
+        (("--prompt-tokens", "-5"), "--prompt-tokens is -5"),
+        (("--json", "/proc/nothing/x"), "--json is '/proc/nothing/x'; expected a file to write"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(args, words, cli, capsys):
+    assert cli("demo", *args) == 1
+    out = capsys.readouterr()
+    assert words in out.err and "policy" not in out.out
 
 
 def test_findings_name_the_policy_whose_bytes_differ(monkeypatch):

@@ -1,14 +1,16 @@
 """Random weights: seeded, finite, of some variety, and nobody else's random state is touched."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from graphseed.models import random_weights
 from graphseed.models.attention import attention_context
 from graphseed.models.errors import ModelError
-from graphseed.models.load import load_model
+from graphseed.models.load import load_model, random_model
 from graphseed.models.model import Model
 from graphseed.models.presets import PRESET_NAMES, preset_config
 from graphseed.models.random_weights import random_module
@@ -16,6 +18,33 @@ from tests.models.causal import CausalAttention
 
 _TINY = [name for name in PRESET_NAMES if name.startswith("tiny-")]
 _CPU = torch.device("cpu")
+_SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+_GPT: dict[str, Any] = {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
+_OPT: dict[str, Any] = {"ffn_dim": 128, "word_embed_proj_dim": 64}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# Families whose parameters transformers makes as bare memory: norms of torch, sinks, biases.
+_FAMILIES = [
+    AutoConfig.for_model("gpt2", **_GPT),
+    AutoConfig.for_model("gpt_neox", **_SIZES),
+    AutoConfig.for_model("opt", **_SIZES | _OPT),
+    AutoConfig.for_model("stablelm", **_SIZES),
+    AutoConfig.for_model("nemotron", **_SIZES),
+    AutoConfig.for_model("phi", **_SIZES),
+    AutoConfig.for_model("apertus", **_SIZES),
+    AutoConfig.for_model("gpt_oss", **_SIZES | _EXPERTS, head_dim=16),
+    AutoConfig.for_model("vaultgemma", **_SIZES, head_dim=16),
+]
 
 
 def _load(preset: str, dtype: str = "fp32", seed: int = 0) -> Model:
@@ -64,6 +93,62 @@ def test_logits_are_finite_and_greedy_output_has_some_variety(preset: str, dtype
             assert logits.isfinite().all()
             ids.append(int(logits[0].argmax()))
     assert len(set(ids[num_prompt:])) >= 6
+
+
+def _poison_free_memory() -> None:
+    """Leave memory of the sizes of small parameters full of NaN for who takes it next."""
+    held = [torch.full((size,), float("nan")) for size in (4, 64, 128, 192, 256, 300)]
+    held += [torch.full_like(tensor, float("nan")) for tensor in held for _ in range(100)]
+    del held
+
+
+@pytest.mark.parametrize("config", _FAMILIES, ids=lambda config: config.model_type)
+def test_no_parameter_is_left_as_the_memory_was_found(config: Any) -> None:
+    made = []
+    for _ in range(2):
+        _poison_free_memory()
+        made.append(random_model(copy.deepcopy(config), device="cpu").module)
+    for (name, one), other in zip(made[0].named_parameters(), made[1].parameters(), strict=True):
+        assert torch.equal(one, other), name
+        assert one.isfinite().all(), name
+
+
+@pytest.mark.parametrize("config", _FAMILIES[:7], ids=lambda config: config.model_type)
+def test_other_families_have_finite_logits_that_follow_from_the_token(config: Any) -> None:
+    model = random_model(copy.deepcopy(config), device="cpu")
+    ids = torch.arange(8, dtype=torch.int32)
+    with torch.no_grad(), attention_context(CausalAttention()):
+        logits = model.forward(ids, ids, ids)
+    assert logits.isfinite().all()
+    assert len({tuple(row.tolist()) for row in logits}) == len(ids)
+
+
+def _scales_of(model_type: str, name: str) -> torch.Tensor:
+    config = AutoConfig.for_model(model_type, **_SIZES)
+    weight: torch.Tensor = random_model(config, device="cpu").module.get_parameter(name)
+    return weight
+
+
+def test_a_norm_starts_as_its_class_means_it() -> None:
+    """At one, or at zero where it scales by 1 + w."""
+    assert _scales_of("stablelm", "model.norm.weight").eq(1).all()
+    assert _scales_of("nemotron", "model.norm.weight").eq(0).all()
+    assert _scales_of("gemma", "model.norm.weight").eq(0).all()
+    assert _scales_of("llama", "model.norm.weight").eq(1).all()
+
+
+def test_a_parameter_that_its_class_computes_keeps_its_value() -> None:
+    alpha = _scales_of("apertus", "model.layers.0.mlp.act_fn.alpha_p")
+    assert torch.nn.functional.softplus(alpha).item() == pytest.approx(0.8)  # xIELU's own start
+
+
+def test_parameters_drawn_from_the_global_state_are_drawn_again() -> None:
+    with random_weights._Untold() as untold:
+        drawn, kept = torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.ones(3))
+        filled = torch.empty(3).fill_(2.0)
+        bare = torch.empty(3)
+    assert drawn in untold and bare in untold
+    assert kept not in untold and filled not in untold
 
 
 def _raise(error: RuntimeError) -> Any:

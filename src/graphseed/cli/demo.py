@@ -60,7 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when bytes are equal and what should replay did, else 1."""
-    names = _policy_names(args.policies)
+    names = _checked(args)
     from graphseed.cli import demo_report
     from graphseed.cli.demo_measure import measure_policy
     from graphseed.engine import SamplingParams
@@ -87,13 +87,24 @@ def execute(args: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def _policy_names(raw: str) -> list[str]:
+def _checked(args: argparse.Namespace) -> list[str]:
+    """The policies to run; raises BadParameter before anything is loaded."""
     from graphseed.engine import BadParameter
 
-    names = raw.split(",")
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown or not names:
-        raise BadParameter("--policies", raw, f"some of {', '.join(POLICIES)}, comma-separated")
+    names: list[str] = args.policies.split(",")
+    if any(name not in POLICIES for name in names) or len(set(names)) < 2:
+        expected = f"at least two of {', '.join(POLICIES)}, comma-separated"
+        raise BadParameter("--policies", args.policies, expected)
+    if args.predict < 1:
+        raise BadParameter("-n", args.predict, "at least 1 new token")
+    if args.prompt_tokens < 0:
+        raise BadParameter("--prompt-tokens", args.prompt_tokens, "0 (the text once) or more")
+    if args.json is not None:
+        try:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise BadParameter("--json", str(args.json), f"a file to write ({error})") from None
     return names
 
 
@@ -125,7 +136,6 @@ def _printer() -> "Callable[[Delta], None]":
 
 
 def _append(path: Path, record: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps(record) + "\n")
     logger.info("result appended to %s", path)

@@ -26,6 +26,7 @@ from graphseed.models.model import LayerShape
 _NUM_TOKENS: Final = 8
 _KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 _PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes)
+_TORCH_PARTS: Final = ("_modules", "_buffers", "_parameters")  # where torch keeps them
 _OTHERS: Final = sys.stdlib_module_names | {"torch"}  # loggers, locks: not the model's own state
 
 
@@ -184,7 +185,10 @@ def _put_back(holders: Sequence[_Holder]) -> list[str]:
     for holder in holders:
         if names := holder.changed():
             holder.restore()
-            changed += [name.removeprefix(".") for name in names]
+            changed += [
+                ".".join(part for part in name.split(".") if part and part not in _TORCH_PARTS)
+                for name in names
+            ]
     return changed
 
 
