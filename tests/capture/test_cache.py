@@ -49,9 +49,13 @@ def test_I1_I2_first_observation_runs_direct_and_launches_nothing(
     assert driver.calls == ["open prompt", "capture", "instantiate", "direct"]
 
 
-def test_second_observation_replays_and_runs_no_python(make_cache, driver, make_identity):
-    cache = make_cache()
-    cache.run(make_identity(), driver.work())
+def test_I11_the_python_of_a_step_runs_twice_when_seeding_and_not_at_replay(
+    make_cache, driver, make_identity
+):
+    cache, runs = make_cache(), []
+    driver.records_work = True
+    cache.run(make_identity(), lambda: runs.append(1))
+    assert len(runs) == 2
     driver.calls.clear()
     assert [cache.run(make_identity(), driver.work()) for _ in range(2)] == ["replayed 1"] * 2
     assert driver.calls == ["wait", "launch", "launch"]
@@ -297,6 +301,19 @@ def test_I7_a_new_generation_forgets_refusals(make_cache, driver, make_identity)
     cache.rebind(Bindings((("kv", 1),)))
     cache.run(make_identity(), driver.work())
     assert driver.num_captured == 1
+
+
+@pytest.mark.parametrize("selection", [DISABLED, Selection(), SEED, RESIDENT])
+def test_I9_every_observation_is_answered_once_under_every_policy(
+    selection, make_cache, driver, make_identity
+):
+    cache = make_cache(selection)
+    for number in range(12):
+        cache.run(make_identity(tokens=16 * (number % 3)), driver.work())
+        if number % 4 == 3:
+            driver.synchronize()
+            cache.settle()
+    assert driver.calls.count("direct") + driver.calls.count("launch") == 12
 
 
 def test_I12_off_captures_no_prompt_and_still_captures_decode(make_cache, driver, make_identity):

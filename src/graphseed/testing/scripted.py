@@ -65,6 +65,8 @@ class ScriptedArena:
             refusal = driver.refusals.pop(0)
             if refusal is not None:
                 raise refusal
+        if driver.records_work:
+            work()
         driver.num_captured += 1
         return ScriptedGraph(driver.num_captured, driver.first_node, driver.root, driver.num_bytes)
 
@@ -106,6 +108,7 @@ class ScriptedDriver:
     root: str = "root"
     num_bytes: int = 100  # of each executable
     refusals: list[CannotCapture | None] = field(default_factory=list)  # one for each capture
+    records_work: bool = False  # whether a capture calls the work, as real drivers do
     open_error: Exception | None = None
     launch_error: Exception | None = None
     wait_error: Exception | None = None
