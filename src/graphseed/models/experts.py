@@ -22,7 +22,7 @@ def choose_experts(module: Any, device: torch.device, dtype: torch.dtype) -> str
     """Name of the experts implementation for `module`; None for a model without experts.
 
     `grouped_mm` reads the weights in place and takes its offsets as a tensor: the cpu has it for
-    every dtype. A GPU has a kernel for bf16 alone; for fp32 and fp16 torch reads the offsets there
+    every dtype. A GPU (Hopper on) has a kernel for bf16; for fp32 and fp16 torch reads the offsets
     and loops over the experts on the host, which cannot be recorded. So those take `batched_mm`,
     which gathers a copy of the weights for each token and chosen expert. That is small for small
     models; where one step would gather more than 4 GiB, `grouped_mm` is right again: its results
