@@ -142,7 +142,8 @@ def main() -> int:
     ]  # fmt: skip
     if args.json is not None:
         source = provenance(driver.device, driver.description)
-        source["command"] = " ".join(["python", "benchmarks/long_prompt.py", *sys.argv[1:]])
+        arguments = str(source["command"]).removeprefix("graphseed")
+        source["command"] = f"python benchmarks/long_prompt.py{arguments}"
         with args.json.open("a", encoding="utf-8") as out:
             for row in rows:
                 record = source | {"benchmark": "long_prompt", "model": model.name} | row

@@ -23,13 +23,21 @@ def provenance(device: str, description: str) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": shlex.join(["graphseed", *sys.argv[1:]]),
+        "command": shlex.join(["graphseed", *_without_json(sys.argv[1:])]),
         "device": device,
         "device_name": description,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def _without_json(argv: list[str]) -> list[str]:
+    """The arguments but for where the result was written, which is no part of the figure."""
+    if "--json" not in argv:
+        return argv
+    at = argv.index("--json")
+    return argv[:at] + argv[at + 2 :]
 
 
 def _commit() -> str | None:
