@@ -29,7 +29,7 @@ from graphseed.capture import (
 from graphseed.capture.events import Alarm
 from graphseed.cli.provenance import provenance
 from graphseed.drivers import open_driver
-from graphseed.engine import Engine, EngineConfig, SamplingParams
+from graphseed.engine import EngineConfig, EngineCore, SamplingParams
 from graphseed.engine.plan import StepPlan
 from graphseed.engine.step import IdentityHook
 from graphseed.models import Model, load_model
@@ -64,14 +64,16 @@ def run(
     num_tokens: int,
     num_requests: int = 1,
     new: int = 4,
-    hook: Callable[[Engine], IdentityHook] | None = None,
+    hook: Callable[[EngineCore], IdentityHook] | None = None,
     budgets: dict[Namespace, Budget] | None = None,
 ) -> dict[str, object]:
     """Answer requests of one length under one variant and return what was counted."""
     prompt = random.Random(1).choices(range(256), k=num_tokens)
-    config = EngineConfig(context_len=num_tokens + 64, num_ubatch=args.ubatch_size)
+    config = EngineConfig(
+        context_len=num_tokens + 64, num_ubatch=args.ubatch_size, reuses_prefixes=False
+    )
     selection = Selection(policy, was_asked=True, source="benchmark")
-    engine = Engine(model, driver, config, selection, budgets=budgets)
+    engine = EngineCore(model, driver, config, selection, budgets=budgets)
     if hook is not None:
         engine.runner.identity_hook = hook(engine)
     alarms: list[Alarm] = []
@@ -126,7 +128,7 @@ def main() -> int:
     one_each = {namespace: Budget(max_entries=1) for namespace in Namespace}
     short = {"policy": Policy.RESIDENT, "num_tokens": args.ubatch_size, "num_requests": 6}
 
-    def addresses(engine: Engine) -> IdentityHook:
+    def addresses(engine: EngineCore) -> IdentityHook:
         cache = engine.runner.kv.k[0]
         return with_address(cache.data_ptr(), cache[0].nbytes, engine.config.block_len)
 

@@ -1,11 +1,19 @@
-"""What README shows in Python runs as it is written."""
+"""What README and docs show in Python runs as it is written."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, PYTHON = ROOT / "README.md", ROOT / "docs/python.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PYTHON.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_an_example_of_the_python_page_runs(code, capsys):
+    exec(compile(code, str(PYTHON), "exec"), {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.model

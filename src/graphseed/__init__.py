@@ -9,8 +9,9 @@ from typing import Any, Final
 __version__ = "0.1.0"
 
 _HOMES: Final = {
-    "Engine": "graphseed.engine",
+    "Engine": "graphseed.api",
     "EngineConfig": "graphseed.engine",
+    "EngineCore": "graphseed.engine",
     "GraphCache": "graphseed.capture",
     "GraphseedError": "graphseed.capture",
     "Policy": "graphseed.capture",

@@ -9,7 +9,7 @@ import pytest
 
 from graphseed.capture import Driver, Event, Policy, Selection
 from graphseed.drivers import open_driver
-from graphseed.engine import Engine, EngineConfig, SamplingParams
+from graphseed.engine import EngineConfig, EngineCore, SamplingParams
 from graphseed.engine.step import StepTrace
 from graphseed.models import Model, load_model
 
@@ -53,7 +53,7 @@ def events() -> list[Event]:
     return []
 
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., EngineCore]
 
 
 @pytest.fixture
@@ -63,14 +63,19 @@ def make_engine(device: str, events: list[Event]) -> Iterator[MakeEngine]:
 
     def make(
         policy: str = "seed", preset: str = "tiny-llama", dtype: str = "fp32", **more: object
-    ) -> Engine:
+    ) -> EngineCore:
+        names = ("num_parallel", "kv_len", "reuses_prefixes", "max_waiting")
+        sizes = {name: more.pop(name) for name in names if name in more}
+        # Off unless asked for: a prompt that was seen before would have another plan.
+        sizes.setdefault("reuses_prefixes", False)
         config = EngineConfig(
             context_len=int(more.pop("context_len", 256)),  # type: ignore[call-overload]
             num_ubatch=int(more.pop("num_ubatch", 32)),  # type: ignore[call-overload]
+            **sizes,  # type: ignore[arg-type]
         )
         is_warm = more.pop("is_warm", True)
         driver = driver_of(device)
-        engine = Engine(
+        engine = EngineCore(
             model_of(preset, driver.device, dtype), driver, config, SELECTIONS[policy],
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -91,7 +96,7 @@ def prompt_of(num_tokens: int, seed: int = 0, vocab: int = 256) -> list[int]:
     return random.Random(seed).choices(range(vocab), k=num_tokens)
 
 
-def answer(engine: Engine, prompt: list[int], new: int = 4, **params: object) -> Answer:
+def answer(engine: EngineCore, prompt: list[int], new: int = 4, **params: object) -> Answer:
     """Run one request and return its bytes."""
     trace, last, text = StepTrace(engine.driver), None, ""
     sampling = SamplingParams(max_tokens=new, ignore_eos=True, **params)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class GraphCache:
             for namespace in Namespace
         }
         self._bindings = Bindings()
-        self._num_unfinished = 0  # admitted prompts
+        self.num_unfinished_prompts = 0  # admitted ones; they hold back the release of seed (I5)
         self._is_deferring = False
         self._thread: int | None = None
         self._is_closed = False
@@ -146,16 +146,6 @@ class GraphCache:
         """Whether the calling thread may use the cache."""
         return self._thread in (None, threading.get_ident())
 
-    def prompt_admitted(self) -> None:
-        """An admitted prompt holds back the release of policy `seed` until it is finished (I5)."""
-        self._num_unfinished += 1
-
-    def prompt_finished(self) -> None:
-        """The prompt's last chunk was submitted, or the prompt was given up."""
-        if self._num_unfinished == 0:
-            raise RuntimeError("prompt_finished() without a prompt_admitted() before it")
-        self._num_unfinished -= 1
-
     def close(self) -> None:
         """Release everything. May be called twice; `run` raises Closed afterwards."""
         if self._is_closed:
@@ -212,7 +202,7 @@ class GraphCache:
             return False
         if not self.spaces[Namespace.PROMPT].is_open or identity.get("batch") != 1:
             return False
-        if self._num_unfinished == 0:
+        if self.num_unfinished_prompts == 0:
             self._is_deferring = False
             return True
         if not self._is_deferring:
@@ -220,7 +210,7 @@ class GraphCache:
             self.log.emit(
                 Deferred(
                     device=self._driver.device, namespace=Namespace.PROMPT,
-                    num_unfinished=self._num_unfinished,
+                    num_unfinished=self.num_unfinished_prompts,
                 )
             )  # fmt: skip
         return False

@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,6 +72,8 @@ def execute(args: argparse.Namespace) -> int:
     prompt_ids = _prompt(model, args, driver.device)
     params = SamplingParams(max_tokens=args.predict, ignore_eos=is_random)
     config = options.engine_config(args, context_len=len(prompt_ids) + args.predict)
+    # The second pass runs the same prompt: it must be computed again.
+    config = replace(config, reuses_prefixes=False)
     demo_report.print_head(model, driver, config, len(prompt_ids))
     runs: list[PolicyRun] = []
     for name in names:

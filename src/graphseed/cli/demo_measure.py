@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from graphseed.capture import Driver, Event, GraphIdentity, LogLines, Namespace, Selection
 from graphseed.capture.events import Alarm, Direct, Refused, Released, Replayed, Seeded
-from graphseed.engine import Delta, Engine, EngineConfig, SamplingParams
+from graphseed.engine import Delta, EngineConfig, EngineCore, SamplingParams
 from graphseed.engine.step import StepTrace
 from graphseed.models.model import Model
 
@@ -141,7 +141,7 @@ def measure_policy(
 ) -> PolicyRun:
     """Run the prompt twice on a fresh engine under one policy."""
     run = PolicyRun(name)
-    engine = Engine(model, driver, config, selection)
+    engine = EngineCore(model, driver, config, selection)
     engine.log.subscribe(run)
     engine.log.subscribe(LogLines())
     try:
@@ -166,7 +166,7 @@ def measure_policy(
 
 
 def _measure_pass(
-    engine: Engine,
+    engine: EngineCore,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     run: PolicyRun,

@@ -12,9 +12,9 @@ from typing import Final
 
 import graphseed
 from graphseed.capture import GraphseedError
-from graphseed.cli import demo, run
+from graphseed.cli import demo, replay_plans, run
 
-COMMANDS: Final = {"run": run, "demo": demo}
+COMMANDS: Final = {"run": run, "demo": demo, "replay-plans": replay_plans}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

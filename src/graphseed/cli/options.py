@@ -27,10 +27,10 @@ class Loaded:
     selection: Selection
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, default: str | None = "smollm2") -> None:
     """Add -m, --device, --dtype and the sizes of an engine."""
     parser.add_argument(
-        "-m", "--model", default="smollm2", metavar="MODEL",
+        "-m", "--model", default=default, metavar="MODEL",
         help="smollm2, a Hugging Face directory or hub id, a GGUF file, or random:PRESET "
         "(default: %(default)s)",
     )  # fmt: skip

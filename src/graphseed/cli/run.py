@@ -12,7 +12,8 @@ from graphseed.capture import GraphseedError, LogLines, Policy, Selection
 from graphseed.cli import options
 
 if TYPE_CHECKING:
-    from graphseed.engine import Engine, Request
+    from graphseed.engine import EngineCore, Request
+    from graphseed.engine.record import PlanRecorder
     from graphseed.models.model import Model
 
 SUMMARY: Final = "Answer one prompt."
@@ -35,6 +36,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "-no-cnv", "--no-conversation", action="store_true",
         help="use the prompt as it is, without the model's chat template",
     )  # fmt: skip
+    parser.add_argument(
+        "--record-plans", type=Path, metavar="FILE",
+        help="write every step's plan, for `graphseed replay-plans`; slows the run down",
+    )  # fmt: skip
     options.add_policy_flag(parser)
     options.add_sampling_flags(parser)
 
@@ -44,21 +49,24 @@ def execute(args: argparse.Namespace) -> int:
     selection = options.selection_of(args)
     announce(selection)
     text = _read(args)
-    from graphseed.engine import Engine
+    from graphseed.engine import EngineCore
 
     loaded = options.load(args, selection)
     params = options.sampling_params(args, loaded.model)
-    engine = Engine(loaded.model, loaded.driver, options.engine_config(args), selection)
+    engine = EngineCore(loaded.model, loaded.driver, options.engine_config(args), selection)
     engine.log.subscribe(LogLines())
     try:
         prompt_ids = _encode(args, loaded.model, text)
         stream = engine.stream(prompt_ids, params)
         engine.warm_up()
+        recorder = _recorder(args, engine)
         request = None
         for delta in stream:
             print(delta.text, end="", flush=True)
             request = delta.request
         print(flush=True)
+        if recorder is not None:
+            recorder.close()
         if request is not None:
             _report(request)
     finally:
@@ -76,6 +84,19 @@ def announce(selection: Selection) -> None:
         logger.debug("selector %s: %r", name, value)
     for warning in selection.warnings:
         logger.warning("%s", warning)
+
+
+def _recorder(args: argparse.Namespace, engine: "EngineCore") -> "PlanRecorder | None":
+    if args.record_plans is None:
+        return None
+    from graphseed.engine.record import PlanRecorder
+
+    try:
+        recorder = PlanRecorder(args.record_plans, engine)
+    except OSError as error:
+        raise BadInput(f"--record-plans {args.record_plans} cannot be written: {error}") from None
+    engine.observer = recorder
+    return recorder
 
 
 def _read(args: argparse.Namespace) -> str:
@@ -111,7 +132,7 @@ def _report(request: "Request") -> None:
     logger.info("answer: %d tokens, ended by %s, seed %d", new, reason, request.params.seed)
 
 
-def _summarise(engine: "Engine") -> None:
+def _summarise(engine: "EngineCore") -> None:
     lines, no_effect = engine.finish()
     for line in lines:
         logger.info("%s", line)

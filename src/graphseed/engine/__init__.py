@@ -3,9 +3,10 @@
 Owns requests, KV memory and the steps. Sees the Driver protocol and no driver.
 """
 
-from graphseed.engine.answer import Delta
+from graphseed.engine.answer import Cancelled, DeadlineExceeded, Delta
 from graphseed.engine.config import EngineConfig
-from graphseed.engine.engine import Engine
+from graphseed.engine.core import EngineCore
+from graphseed.engine.engine import Engine, Handle
 from graphseed.engine.errors import (
     BadParameter,
     BadToken,
@@ -14,12 +15,14 @@ from graphseed.engine.errors import (
     EngineBusy,
     NotFinite,
     PromptTooLong,
+    QueueFull,
     RequestError,
 )
 from graphseed.engine.request import FinishReason, Request, SamplingParams, Status
 
 __all__ = [
-    "BadParameter", "BadToken", "Delta", "DeviceMemoryError", "EmptyPrompt", "Engine", "EngineBusy",
-    "EngineConfig", "FinishReason", "NotFinite", "PromptTooLong", "Request", "RequestError",
-    "SamplingParams", "Status",
+    "BadParameter", "BadToken", "Cancelled", "DeadlineExceeded", "Delta", "DeviceMemoryError",
+    "EmptyPrompt", "Engine", "EngineBusy", "EngineConfig", "EngineCore", "FinishReason", "Handle",
+    "NotFinite", "PromptTooLong", "QueueFull", "Request", "RequestError", "SamplingParams",
+    "Status",
 ]  # fmt: skip

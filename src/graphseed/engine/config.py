@@ -23,6 +23,10 @@ class EngineConfig:
     num_ubatch: int = 512  # tokens that one forward pass sees at most
     num_parallel: int = 1  # sequences at once
     block_len: int = 16  # tokens of one KV block, a power of two
+    kv_len: int = 0  # tokens that the KV memory holds; 0: every sequence to its full length
+    reuses_prefixes: bool = True  # whether a prompt may share the blocks of an earlier one
+    max_waiting: int = 1024  # requests that may wait for a slot
+    settle_budget_ms: float = 100.0  # that a capture may hold up running streams (resident)
 
     def __post_init__(self) -> None:
         if self.context_len != 0 and self.context_len < 2:
@@ -34,6 +38,14 @@ class EngineConfig:
         if self.block_len < 16 or self.block_len & (self.block_len - 1):
             raise BadParameter("block_len", self.block_len, "a power of two, at least 16")
 
+        if self.kv_len and self.kv_len < self.context_len:
+            expected = f"0 or at least one sequence of {self.context_len} tokens"
+            raise BadParameter("kv_len", self.kv_len, expected)
+        if self.max_waiting < 0:
+            raise BadParameter("max_waiting", self.max_waiting, "0 or more")
+        if self.settle_budget_ms < 0:
+            raise BadParameter("settle_budget_ms", self.settle_budget_ms, "0 or more")
+
     @property
     def max_blocks(self) -> int:
         """Blocks that one sequence can hold."""
@@ -42,6 +54,8 @@ class EngineConfig:
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool, block 0 (which nobody reads) included."""
+        if self.kv_len:
+            return -(-self.kv_len // self.block_len) + 1
         return self.max_blocks * self.num_parallel + 1
 
 

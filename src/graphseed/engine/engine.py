@@ -1,245 +1,284 @@
-"""The engine: requests in, tokens out, one sequence at a time.
+"""The engine with its thread: submit from any thread or event loop, read tokens as they come.
 
-Owns the KV memory, the block pool, the graph cache and the step runner of one model on one device.
-Sees the Driver protocol and no driver. Does not know the command line or HTTP.
+Owns the one thread that captures, launches and destroys graphs, and the handles of open requests.
+What a step does is the core's; this file only carries requests in and deltas out.
 """
 
-import operator
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import partial
+from typing import Final, TypeVar
 
-import torch
-
-from graphseed.capture.alarm import SeedWatch
-from graphseed.capture.budget import Budget
-from graphseed.capture.cache import GraphCache
-from graphseed.capture.driver import Driver
-from graphseed.capture.errors import Closed, DeviceLost
-from graphseed.capture.events import EventLog
-from graphseed.capture.identity import Bindings, Namespace
-from graphseed.capture.selector import Selection
-from graphseed.capture.tally import Tally
-from graphseed.engine.answer import Answer, Delta, part_of
-from graphseed.engine.blocks import BlockPool, BlockTable
-from graphseed.engine.config import EngineConfig, resolve
-from graphseed.engine.errors import BadToken, EmptyPrompt, EngineBusy, PromptTooLong
-from graphseed.engine.guard import DeviceGuard
-from graphseed.engine.kv import KvMemory, bytes_per_token
-from graphseed.engine.plan import StepPlan
+from graphseed.capture.errors import Closed, GraphseedError
+from graphseed.engine.answer import Cancelled, Delta
+from graphseed.engine.core import EngineCore
+from graphseed.engine.errors import QueueFull
 from graphseed.engine.request import Request, SamplingParams, Status
-from graphseed.engine.step import StepObserver, StepRunner
-from graphseed.models.model import Model
+
+R = TypeVar("R")
+Sink = Callable[[Delta], None]
+
+JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
+
+
+class Handle:
+    """One submitted request as its reader sees it. Safe to use from any thread."""
+
+    def __init__(self, engine: "Engine", request: Request) -> None:
+        self.request = request
+        self._engine = engine
+        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._has_ended = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        """Wait for the next token. Raises what ended the request, if that was an error."""
+        if self._has_ended:
+            raise StopIteration
+        return self._passed(self._deltas.get())
+
+    def cancel(self) -> None:
+        """Give the request up; its slot and blocks are free at the next step."""
+        self._engine.cancel(self.request)
+
+    def close(self) -> None:
+        """Stop reading: the request is cancelled unless it has ended."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.cancel()
+
+    def _put(self, delta: Delta) -> None:
+        self._deltas.put(delta)
+
+    def _passed(self, delta: Delta) -> Delta:
+        if delta.is_last:
+            self._has_ended = True
+        if delta.error is not None:
+            raise delta.error
+        return delta
 
 
 class Engine:
-    """Runs prompts on one model and device. Owned by its caller, who closes it; one thread.
+    """Runs an EngineCore on a thread of its own. Every method may be called from any thread.
 
-    Raises DeviceMemoryError when the KV memory does not fit.
+    Owns the core and closes it. Made with a core that no other thread has stepped.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        driver: Driver,
-        config: EngineConfig | None = None,
-        selection: Selection | None = None,
-        *,
-        log: EventLog | None = None,
-        budgets: Mapping[Namespace, Budget] | None = None,
-    ) -> None:
-        self.model = model
-        self.driver = driver
-        self.log = log or EventLog()
-        self.tally = Tally(driver.device)
-        self.log.subscribe(self.tally)
-        self._watch = SeedWatch(self.log, driver.device)
-        self.cache = GraphCache(driver, selection, budgets=budgets, log=self.log)
-        self._guard = DeviceGuard(driver, self.cache)
-        self._num_streams = 0
-        self._is_closed = False
-        self.config = self._resolve(config or EngineConfig())
-        self.runner: StepRunner
-        self.pool: BlockPool
-        self._allocate()
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sinks: dict[int, Sink] = {}  # by id of the request; engine thread only
+        self._lock = threading.Lock()
+        self._num_open = 0  # submitted and not ended; under the lock
+        self._is_closing = False
+        self._is_done = False  # the thread takes nothing more from the inbox; under the lock
+        self._ended: Exception | None = None  # what ended the engine, if not close()
+        self._thread = threading.Thread(target=self._loop, name="graphseed-engine", daemon=True)
+        self._thread.start()
+        self.call(core.warm_up)
 
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks that no sequence holds."""
-        return self.pool.num_free
+    def __enter__(self) -> "Engine":
+        return self
 
-    def warm_up(self) -> None:
-        """Initialise libraries and compile kernels by direct runs that are no observations.
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-        Capture cannot initialise libraries (I2 would then break for the first real prompt). Call it
-        on the thread that will run the requests.
-        """
-        self._check_open()
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        self._guard.run("the warm-up", partial(self.driver.prime, dtype))
-        table = BlockTable(self.pool, self.config.max_blocks)
-        table.grow(1)
-        try:
-            for namespace, capacity in (
-                (Namespace.PROMPT, self.config.num_ubatch), (Namespace.DECODE, 1),
-            ):  # fmt: skip
-                plan = StepPlan(namespace, capacity, (part_of((0,), 0, table),))
-                self._guard.run("the warm-up", partial(self.runner.run_direct, plan))
-        finally:
-            table.close()
-        self._guard.run("the warm-up", self.driver.synchronize)
-
-    def stream(
+    def submit(
         self,
         prompt_ids: Iterable[int],
         params: SamplingParams | None = None,
         *,
-        observer: StepObserver | None = None,
+        seconds: float | None = None,
         kv_digest: bool = False,
-    ) -> Iterator[Delta]:
-        """Answer one prompt, token by token.
+    ) -> Handle:
+        """Hand in one prompt and return at once; iterate over the handle for its tokens.
 
-        `prompt_ids` is any iterable of whole numbers. Raises RequestError before anything runs when
-        the prompt cannot; an iterator that is closed early gives everything back.
+        `seconds` is the time after which the request ends with DeadlineExceeded. Raises
+        RequestError where the prompt cannot run, QueueFull, Closed.
         """
-        self._check_open()
-        request = Request(self._checked(prompt_ids), params or SamplingParams())
-        return self._answer(request, observer, kv_digest)
+        request = self._request(prompt_ids, params, seconds)
+        handle = Handle(self, request)
+        self._enter(request, handle._put, kv_digest)
+        return handle
+
+    def stream(
+        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+    ) -> Iterator[Delta]:
+        """Answer one prompt token by token; an iterator that is closed early cancels it."""
+        handle = self.submit(prompt_ids, params)
+        return _closing(handle)
+
+    async def astream(
+        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+    ) -> AsyncIterator[Delta]:
+        """Answer one prompt token by token, in an event loop; leaving early cancels it."""
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        request = self._request(prompt_ids, params, None)
+        self._enter(request, lambda d: _call_soon(loop, deltas.put_nowait, d), False)
+        try:
+            while True:
+                delta = await deltas.get()
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+                if delta.is_last:
+                    return
+        finally:
+            self.cancel(request)
 
     def generate(
-        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
-    ) -> tuple[str, Request]:
-        """Answer one prompt and return its whole text and the finished request."""
-        text, request = "", None
-        for delta in self.stream(prompt_ids, params):
-            text, request = text + delta.text, delta.request
-        if request is None:
-            raise RuntimeError("the stream ended without a token")
-        return text, request
+        self,
+        prompts: Iterable[Iterable[int]],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Request]:
+        """Answer a list of prompts together and return the finished requests in their order.
 
-    def resize(self, context_len: int) -> None:
-        """Allocate KV memory anew for another context length; every recording becomes stale (I7).
-
-        Raises EngineBusy while an answer is being streamed, and DeviceMemoryError, after which the
-        engine has its old size.
+        The first error of a request is raised, once the others were cancelled.
         """
-        self._check_open()
-        if self._num_streams:
-            raise EngineBusy(
-                f"{self._num_streams} answers are being streamed; end or close them before the "
-                "context is resized"
-            )
-        old = self.config
-        self.config = self._resolve(replace(old, context_len=context_len))
-        self.cache.rebind(Bindings())  # nothing may be launched while memory moves
+        handles: list[Handle] = []
+        wanted = list(prompts)
         try:
-            del self.runner
-            self._allocate()
-        except BaseException:
-            self.config = old
-            self._allocate()
-            raise
+            for number in _shown(range(len(wanted)), progress):
+                # As many as may wait are handed in ahead of the one that is read.
+                while len(handles) < len(wanted):
+                    try:
+                        handles.append(self.submit(wanted[len(handles)], params))
+                    except QueueFull:
+                        break
+                for _ in handles[number]:
+                    pass
+        finally:
+            for handle in handles:
+                handle.close()
+        return [handle.request for handle in handles]
 
-    def weights_changed(self) -> tuple[str, ...]:
-        """Say that parameters of the model were replaced; recordings over the old are stale (I7).
+    def cancel(self, request: Request) -> None:
+        """Give a request up; nothing happens when it has ended."""
+        with self._lock:
+            if not self._is_done:
+                self._inbox.put(lambda: self.core.cancel(request))
 
-        Returns the names that moved. Parameters are taken as frozen otherwise: this is the only
-        way in which the engine learns of it.
-        """
-        self._check_open()
-        return self.cache.rebind(self._bindings())
+    def call(self, function: Callable[[], R]) -> R:
+        """Run a function on the engine's thread, between two steps, and return its result."""
+        future: Future[R] = Future()
 
-    def finish(self) -> tuple[list[str], str | None]:
-        """Raise the alarms of the end.
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
 
-        Returns the summary, a line for each namespace, and why a selector had no effect, if so.
-        """
-        self._watch.finish()
-        lines = [self.tally.line(namespace) for namespace in Namespace]
-        return lines, self.tally.no_effect(self.cache.selection)
+        with self._lock:
+            self._check_open()
+            self._inbox.put(run)
+        return future.result()
 
     def close(self) -> None:
-        """Release graphs and KV memory; streams that are open end. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            if not self._guard.is_lost:
-                self.cache.close()
-        finally:
-            del self.runner
+        """End every open request, release the device, stop the thread. May be called twice."""
+        with self._lock:
+            self._is_closing = True
+            self._inbox.put(lambda: None)  # wakes a thread that waits for work
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_SECONDS)
 
-    def _answer(
-        self, request: Request, observer: StepObserver | None, is_digesting: bool
-    ) -> Iterator[Delta]:
+    def _request(
+        self, prompt_ids: Iterable[int], params: SamplingParams | None, seconds: float | None
+    ) -> Request:
         self._check_open()
-        table = BlockTable(self.pool, self.config.max_blocks)
-        answer = Answer(
-            self.model, self.config, self.cache, self.runner, self._guard, table, request,
-            observer, is_digesting,
-        )  # fmt: skip
-        self._num_streams += 1
+        request = self.core.request(prompt_ids, params)
+        if seconds is not None:
+            request.deadline_ns = request.timings.submitted_ns + int(seconds * 1e9)
+        return request
+
+    def _enter(self, request: Request, sink: Sink, kv_digest: bool) -> None:
+        config = self.core.config
+        with self._lock:
+            self._check_open()
+            if self._num_open >= config.num_parallel + config.max_waiting:
+                raise QueueFull(self._num_open, config.max_waiting)
+            self._num_open += 1
+            self._inbox.put(partial(self._take_in, request, sink, kv_digest))
+
+    def _take_in(self, request: Request, sink: Sink, kv_digest: bool) -> None:
+        self._sinks[id(request)] = sink
         try:
-            for delta in answer.run():
-                yield delta
-                if request.status is Status.DECODE:
-                    self._check_open()  # it may have been closed while the reader was away
+            self.core.submit(request, kv_digest)
+        except GraphseedError as error:  # the engine has ended meanwhile
+            request.move(Status.FAILED)
+            self._hand_out([Delta(request, is_last=True, error=error)])
+
+    def _loop(self) -> None:
+        try:
+            while not self._is_closing:
+                self._take_inbox()
+                if not self.core.is_idle:
+                    self._hand_out(self.core.step())
+        except Exception as error:  # a lost device, or a fault of ours: nothing more can run
+            self._ended = error
         finally:
-            self._num_streams -= 1
-            if request.status not in (Status.FINISHED, Status.FAILED):
-                request.move(Status.FAILED)
-            table.close()
-            if not self._guard.is_lost and not self._is_closed:
-                self._guard.run("a capture", self.cache.settle)  # idle: it delays nobody
+            self._is_closing = True
+            why = self._ended or Cancelled("the engine was closed")
+            self._hand_out(self.core.fail_all(why))
+            self.core.close()
+            self._drain()
 
-    def _checked(self, prompt_ids: Iterable[int]) -> tuple[int, ...]:
-        checked = []
-        for position, token in enumerate(prompt_ids):
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise BadToken(position, token)
-            try:
-                checked.append(operator.index(token))
-            except TypeError:  # a tensor of another kind has the method too
-                raise BadToken(position, token) from None
-        if not checked:
-            raise EmptyPrompt
-        if len(checked) >= self.config.context_len:
-            raise PromptTooLong(len(checked), self.config.context_len)
-        for position, number in enumerate(checked):
-            if not 0 <= number < self.model.vocab_size:
-                raise BadToken(position, number, self.model.vocab_size)
-        return tuple(checked)
+    def _take_inbox(self) -> None:
+        if self.core.is_idle and self._inbox.empty():
+            self.core.step()  # nothing to run: what waits to be captured is captured now
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
 
-    def _resolve(self, config: EngineConfig) -> EngineConfig:
-        return resolve(
-            config,
-            model_context_len=self.model.context_len,
-            kv_bytes_per_token=bytes_per_token(self.model.layers, self.model.dtype),
-            free_bytes=self.driver.free_bytes(),
-        )
+    def _drain(self) -> None:
+        """Answer what came in after the end: each call gets its error, each request too."""
+        while True:
+            with self._lock:
+                if self._inbox.empty():
+                    self._is_done = True
+                    return
+            self._inbox.get()()
 
-    def _allocate(self) -> None:
-        config = self.config
-        # Plain tensors, whatever mode the caller is in: they are written in every later mode.
-        with torch.inference_mode(False):
-            kv = KvMemory(
-                self.model.layers, config.num_blocks, config.block_len, self.model.dtype,
-                self.model.device, self.driver.free_bytes(),
-            )  # fmt: skip
-            make = partial(StepRunner, self.model, self.driver, self.cache, config, kv)
-            self.runner = self._guard.run("static buffers", make)
-        self.pool = BlockPool(config.num_blocks, config.block_len)
-        self.cache.rebind(self._bindings())
-
-    def _bindings(self) -> Bindings:
-        module = self.model.module
-        weights = [*module.named_parameters(), *module.named_buffers()]
-        return Bindings(
-            (*((name, tensor.data_ptr()) for name, tensor in weights), *self.runner.addresses)
-        )
+    def _hand_out(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            key = id(delta.request)
+            sink = self._sinks.pop(key) if delta.is_last else self._sinks[key]
+            if delta.is_last:
+                with self._lock:
+                    self._num_open -= 1
+            sink(delta)
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._ended is not None:
+            raise self._ended
+        if self._is_closing:
             raise Closed("the engine is closed")
-        if self._guard.is_lost:
-            raise DeviceLost("the device was lost by an earlier error; start a new process")
+
+
+def _closing(handle: Handle) -> Iterator[Delta]:
+    try:
+        yield from handle
+    finally:
+        handle.close()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Sink, delta: Delta) -> None:
+    try:
+        loop.call_soon_threadsafe(call, delta)
+    except RuntimeError:  # the loop is closed: nobody reads any more
+        return
+
+
+def _shown(numbers: range, progress: bool) -> Iterable[int]:
+    if not progress:
+        return numbers
+    from rich.progress import track
+
+    return track(numbers, description="prompts")

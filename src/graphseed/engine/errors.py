@@ -5,7 +5,9 @@ GraphseedError
 |   |-- EmptyPrompt
 |   |-- PromptTooLong
 |   |-- BadToken            a token id that is no whole number, or not one of the model's
-|   `-- BadParameter        a sampling or engine parameter is out of its range
+|   |-- BadParameter        a sampling or engine parameter is out of its range
+|   |-- QueueFull           as many requests wait for a slot as may
+|   `-- NothingAllowed      bias and grammar leave no token to choose
 |-- DeviceMemoryError       the device has too little memory; names what was asked and is free
 |-- EngineBusy              not while an answer is being streamed
 `-- NotFinite               the model's logits are no numbers
@@ -60,6 +62,18 @@ class BadParameter(RequestError):
         super().__init__(f"{name} is {value!r}; expected {expected}")
 
 
+class QueueFull(RequestError):
+    """As many requests wait for a slot as may; nothing is wrong with this one."""
+
+    def __init__(self, num_waiting: int, max_waiting: int) -> None:
+        super().__init__(
+            f"{num_waiting} requests wait for a slot and at most {max_waiting} may; send the "
+            "request again when others have ended"
+        )
+        self.num_waiting = num_waiting
+        self.max_waiting = max_waiting
+
+
 class EngineBusy(GraphseedError, RuntimeError):
     """The engine's memory cannot change under answers that are being streamed."""
 
@@ -71,6 +85,16 @@ class NotFinite(GraphseedError, ArithmeticError):
         super().__init__(
             f"the best logit after position {position} is {value}; expected a finite number. The "
             "weights or the dtype are unfit (try --dtype fp32)"
+        )
+
+
+class NothingAllowed(RequestError):
+    """Biases and grammar together forbid every token."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"no token may follow position {position}: the request's logit_bias and grammar forbid "
+            "every token; allow at least one"
         )
 
 

@@ -5,12 +5,23 @@ know policies, and holds no device memory.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from graphseed.capture.identity import Namespace
-from graphseed.engine.blocks import BlockTable
+
+
+class Table(Protocol):
+    """Where a sequence's K/V lives: a BlockTable, or one read back from a record."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """Block numbers, in order of position."""
+
+    def kv_indices(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Where the K/V of positions start..end-1 lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +30,7 @@ class SequencePart:
 
     token_ids: npt.NDArray[np.int32]  # real tokens of this step
     start: int  # position of the first
-    table: BlockTable
+    table: Table
 
     @property
     def kv_len(self) -> int:

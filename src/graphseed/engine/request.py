@@ -3,9 +3,13 @@
 Owns SamplingParams, Request and its status machine. Does not know the device or how steps run.
 """
 
+import sys
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
+from numbers import Integral, Real
+from types import UnionType
 from typing import Final
 
 from graphseed.capture.errors import IllegalMove
@@ -40,11 +44,19 @@ class FinishReason(Enum):
     CONTEXT_FULL = "context"
 
 
+_MAX: Final = sys.float_info.max
+_TINY: Final = sys.float_info.min * sys.float_info.epsilon  # the smallest number above 0
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. Raises BadParameter for a value out of range."""
+    """How tokens are chosen and when to stop. Raises BadParameter for a value out of range.
 
-    temperature: float = 0.0  # 0: greedy
+    Every default but `max_tokens` is neutral. `Sampler.check` knows the vocabulary, and checks the
+    biased tokens against it.
+    """
+
+    temperature: float = 0.0  # 0: greedy, and the filters below are not asked
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
@@ -52,22 +64,86 @@ class SamplingParams:
     max_tokens: int = 128  # new tokens; -1: until the context is full
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    typical_p: float = 1.0
+    # The three penalties look at the last `repeat_last_n` tokens of prompt and answer.
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64  # -1: all, 0: none
+    logit_bias: tuple[tuple[int, float], ...] = ()  # -inf: never; a token named twice gets the sum
+    num_logprobs: int = 0  # most likely tokens to report with each token; 0: none
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise BadParameter("temperature (--temp)", self.temperature, "0 or more")
-        if self.top_k < 0:
-            raise BadParameter("top_k (--top-k)", self.top_k, "0 (all) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise BadParameter("top_p (--top-p)", self.top_p, "above 0, at most 1")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise BadParameter("min_p (--min-p)", self.min_p, "0 to 1")
+        self._require_whole()
+        self._require_in_range()
+        # One string is a sequence of strings too: each letter would end the answer.
+        if not _is_a(self.stop, tuple | list) or not all(self.stop):
+            raise BadParameter("stop", self.stop, "a tuple of non-empty strings")
+        for entry in self.logit_bias:
+            if not _is_bias(entry):
+                raise BadParameter(
+                    "logit_bias", entry, "pairs of a token id and a number (-inf: never)"
+                )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is taken and nothing is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the choice."""
+        is_neutral = (
+            self.repeat_penalty == 1.0
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+        )
+        return self.repeat_last_n != 0 and not is_neutral
+
+    def _require_whole(self) -> None:
+        for name, value in (
+            ("top_k (--top-k)", self.top_k),
+            ("max_tokens (-n)", self.max_tokens),
+            ("seed (-s)", self.seed),
+            ("repeat_last_n", self.repeat_last_n),
+            ("num_logprobs", self.num_logprobs),
+        ):
+            if not _is_a(value, Integral):
+                raise BadParameter(name, value, "a whole number")
+
+    def _require_in_range(self) -> None:
+        bounds = (
+            ("temperature (--temp)", self.temperature, 0.0, _MAX, "0 or more"),
+            ("top_k (--top-k)", self.top_k, 0, _MAX, "0 (all) or more"),
+            ("top_p (--top-p)", self.top_p, _TINY, 1.0, "above 0, at most 1"),
+            ("min_p (--min-p)", self.min_p, 0.0, 1.0, "0 to 1"),
+            ("seed (-s)", self.seed, 0, (1 << 64) - 1, "0 to 2**64 - 1"),
+            ("typical_p", self.typical_p, _TINY, 1.0, "above 0, at most 1"),
+            ("repeat_penalty", self.repeat_penalty, _TINY, 1e6, "above 0, at most 1e6"),
+            ("presence_penalty", self.presence_penalty, -1e6, 1e6, "-1e6 to 1e6"),
+            ("frequency_penalty", self.frequency_penalty, -1e6, 1e6, "-1e6 to 1e6"),
+            ("repeat_last_n", self.repeat_last_n, -1, _MAX, "-1 (all), 0 (none) or more"),
+            ("num_logprobs", self.num_logprobs, 0, _MAX, "0 (none) or more"),
+        )
+        for name, value, low, high, expected in bounds:
+            if not _is_a(value, Real) or not low <= value <= high:
+                raise BadParameter(name, value, expected)
         if self.max_tokens < -1 or self.max_tokens == 0:
             raise BadParameter("max_tokens (-n)", self.max_tokens, "-1 (no limit) or at least 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise BadParameter("seed (-s)", self.seed, "0 to 2**64 - 1")
-        if any(not stop for stop in self.stop):
-            raise BadParameter("stop", self.stop, "non-empty strings")
+
+
+def _is_a(value: object, kind: type | UnionType) -> bool:
+    """Whether a value is what its annotation says: parameters come from outside too."""
+    return isinstance(value, kind)
+
+
+def _is_bias(entry: tuple[int, float]) -> bool:
+    if not _is_a(entry, tuple | list) or len(entry) != 2:
+        return False
+    token, bias = entry
+    if not _is_a(token, Integral) or not _is_a(bias, Real):
+        return False
+    return bias == -inf or -_MAX <= bias <= _MAX
 
 
 @dataclass(slots=True)
@@ -98,9 +174,12 @@ class Request:
     params: SamplingParams
     status: Status = Status.WAITING
     output_ids: list[int] = field(default_factory=list)
+    text: str = ""  # of the answer so far, as far as it is certain
     finish_reason: FinishReason | None = None
     stopping_word: str | None = None
     timings: Timings = field(default_factory=Timings)
+    deadline_ns: int | None = None  # of time.perf_counter_ns; the request ends with an error then
+    num_cached: int = 0  # prompt tokens whose K/V was reused, at the first admission
 
     @property
     def num_tokens(self) -> int:
