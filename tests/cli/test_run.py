@@ -118,8 +118,20 @@ def test_bad_input_is_one_clear_error(args, words, cli, capsys, monkeypatch):
     assert words in err and "Traceback" not in err
 
 
+def test_sampling_flags_reach_the_sampler(cli, capsys):
+    args = ("-p", "x", "-no-cnv", "-n", "6", "--ignore-eos", "--temp", "0")
+    assert cli("run", *args) == 0
+    free = capsys.readouterr().out
+    assert cli("run", *args, "--repeat-penalty", "1.5", "--frequency-penalty", "2") == 0
+    capsys.readouterr()
+    assert cli("run", *args, "-l", "65+1000") == 0
+    assert capsys.readouterr().out.strip() == "A" * 6 != free.strip()
+    assert cli("run", *args, "-l", "99999+1") == 1
+    assert "99999" in capsys.readouterr().err
+
+
 def test_wrong_usage_exits_2(cli, capsys):
-    for args in ((), ("-p", "x", "-f", "y"), ("-p", "x", "--no-such-flag")):
+    for args in ((), ("-p", "x", "-f", "y"), ("-p", "x", "--no-such-flag"), ("-p", "x", "-l", "a")):
         with pytest.raises(SystemExit) as exited:
             cli("run", *args)
         assert exited.value.code == 2

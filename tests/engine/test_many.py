@@ -266,7 +266,7 @@ def test_two_hundred_mixed_requests(policy, make_engine, tmp_path):
     finished = [n for n, request in enumerate(requests) if request.status is Status.FINISHED]
     assert len(finished) >= 180
     alone = make_engine("disabled", **sizes)
-    for number in rng.sample(finished, 60):
+    for number in finished:
         want = alone.generate(prompts[number], params_of(number, news[number]))[1].output_ids
         assert requests[number].output_ids == want
     assert answer(engine, prompts[0], new=2).tokens

@@ -141,7 +141,8 @@ class Device:
     def _check_choice(self, batch):
         streams = [s for s in self._admitted() if s.is_decoding]
         prompts = [s for s in self._admitted() if s.is_prefilling]
-        assert len(prompts) == self.scheduler.num_unfinished_prompts
+        again = [s for s in self.scheduler.sequences if s.num_preempted and not s.is_admitted]
+        assert len(prompts) + len(again) == self.scheduler.num_unfinished_prompts
         last = self.batches[-1].namespace if self.batches else None
         if streams and prompts:
             assert batch.namespace is not last, "the two did not alternate"

@@ -6,6 +6,7 @@ anything.
 
 import argparse
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,12 +69,32 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, help=f"0: all (default: {number})")
     parser.add_argument("--top-p", type=float, help=f"(default: {number})")
     parser.add_argument("--min-p", type=float, help=f"(default: {number})")
+    parser.add_argument("--typical", type=float, default=1.0, metavar="P", help="1.0: off")
+    parser.add_argument(
+        "--repeat-last-n", type=int, default=64, metavar="N",
+        help="tokens that penalties look back on; -1: all (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--repeat-penalty", type=float, metavar="X", help=f"(default: {number})")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="0: off")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="0: off")
+    parser.add_argument(
+        "-l", "--logit-bias", action="append", default=[], type=_bias, metavar="ID(+/-)BIAS",
+        help="make a token more or less likely, e.g. 15043+1 or 15043-inf",
+    )  # fmt: skip
     parser.add_argument("-s", "--seed", type=int, default=-1, help="-1: random (default)")
     parser.add_argument(
         "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", dest="stop",
         help="stop at this text; may be given several times",
     )  # fmt: skip
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end of sequence")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """Parse llama.cpp's TOKEN_ID(+/-)BIAS."""
+    found = re.fullmatch(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", text)
+    if found is None or found[2] == "+inf":
+        raise argparse.ArgumentTypeError(f"{text!r} is no bias; expected e.g. 15043+1 or 15043-inf")
+    return int(found[1]), float(found[2])
 
 
 def load(args: argparse.Namespace, selection: Selection) -> Loaded:
@@ -119,6 +140,12 @@ def sampling_params(args: argparse.Namespace, model: "Model") -> "SamplingParams
         min_p=pick(args.min_p, own.min_p),
         seed=secrets.randbits(32) if args.seed == -1 else args.seed,
         max_tokens=args.predict,
+        typical_p=args.typical,
+        repeat_last_n=args.repeat_last_n,
+        repeat_penalty=pick(args.repeat_penalty, own.repetition_penalty),
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=tuple(args.logit_bias),
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )

@@ -5,7 +5,6 @@ Driver protocol and no driver. Every call belongs to one thread: EngineThread's,
 where a program needs no thread (measurements, tests).
 """
 
-import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from graphseed.engine.errors import BadToken, EmptyPrompt, EngineBusy, PromptToo
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
 from graphseed.engine.plan import SequencePart, StepPlan
-from graphseed.engine.request import Request, SamplingParams, Status
+from graphseed.engine.request import Request, SamplingParams, Status, whole_numbers
 from graphseed.engine.sampler import Sampler, SampleRow
 from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
@@ -341,22 +340,16 @@ class EngineCore:
         return taken
 
     def _checked(self, prompt_ids: Iterable[int]) -> tuple[int, ...]:
-        checked = []
-        for position, token in enumerate(prompt_ids):
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
-                raise BadToken(position, token)
-            try:
-                checked.append(operator.index(token))
-            except TypeError:  # a tensor of another kind has the method too
-                raise BadToken(position, token) from None
-        if not checked:
+        ids = whole_numbers(prompt_ids)
+        if not ids:
             raise EmptyPrompt
-        if len(checked) >= self.config.context_len:
-            raise PromptTooLong(len(checked), self.config.context_len)
-        for position, number in enumerate(checked):
-            if not 0 <= number < self.model.vocab_size:
-                raise BadToken(position, number, self.model.vocab_size)
-        return tuple(checked)
+        if len(ids) >= self.config.context_len:
+            raise PromptTooLong(len(ids), self.config.context_len)
+        vocab_size = self.model.vocab_size
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            position = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+            raise BadToken(position, ids[position], vocab_size)
+        return ids
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(

@@ -3,8 +3,10 @@
 Owns SamplingParams, Request and its status machine. Does not know the device or how steps run.
 """
 
+import operator
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -13,7 +15,7 @@ from types import UnionType
 from typing import Final
 
 from graphseed.capture.errors import IllegalMove
-from graphseed.engine.errors import BadParameter
+from graphseed.engine.errors import BadParameter, BadToken
 
 
 class Status(Enum):
@@ -191,3 +193,19 @@ class Request:
         if to not in EDGES[self.status]:
             raise IllegalMove(f"a request cannot go from {self.status.value} to {to.value}")
         self.status = to
+
+
+def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
+    """Token ids as plain ints, from a list, an array or a tensor. Raises BadToken for others."""
+    ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
+    if all(type(token) is int for token in ids):
+        return ids
+    checked = []
+    for position, token in enumerate(ids):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise BadToken(position, token)
+        try:
+            checked.append(operator.index(token))
+        except TypeError:  # a tensor of another kind has the method too
+            raise BadToken(position, token) from None
+    return tuple(checked)

@@ -23,6 +23,7 @@ The rule:
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 from graphseed.capture.identity import Namespace
 from graphseed.engine.blocks import BlockPool, BlockTable, OutOfBlocks
@@ -111,8 +112,10 @@ class Scheduler:
 
     @property
     def num_unfinished_prompts(self) -> int:
-        """Requests with a slot whose prefill is not finished."""
-        return sum(sequence.is_prefilling for sequence in self._admitted)
+        """Requests that had a slot and whose prefill is not finished, preempted ones included."""
+        num_prefilling = sum(sequence.is_prefilling for sequence in self._admitted)
+        preempted = takewhile(lambda sequence: sequence.num_preempted, self._waiting)
+        return num_prefilling + sum(1 for _ in preempted)  # they wait in front of all others
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
