@@ -397,6 +397,27 @@ def test_I8_a_device_that_cannot_open_an_arena_refuses(make_cache, driver, make_
     assert [event.reason for event in of(events, Refused)] == [Reason.ALLOCATOR]
 
 
+def test_I8_what_a_driver_raises_is_a_refusal_and_the_answer_comes_direct(
+    make_cache, driver, make_identity, events
+):
+    cache = make_cache()
+    driver.open_error = RuntimeError("a bug in the driver")
+    assert cache.run(make_identity(), driver.work()) == "direct"
+    [refused] = of(events, Refused)
+    assert refused.reason is Reason.DRIVER_RAISED
+    assert refused.detail == "RuntimeError: a bug in the driver"
+
+
+def test_settle_counts_what_was_refused_against_its_limit(make_cache, driver, make_identity):
+    cache = make_cache(RESIDENT)
+    for tokens in range(10):
+        cache.run(make_identity(tokens=tokens), driver.work())
+    driver.synchronize()
+    driver.refusals += [CannotCapture(Reason.HOST_SYNC, "item")] * 10
+    assert cache.settle(1) == 1
+    assert driver.calls.count("capture") == 1
+
+
 def test_a_cache_may_be_made_on_one_thread_and_used_on_another(make_cache, driver, make_identity):
     cache, answers = make_cache(), []
     cache.rebind(Bindings((("kv", 1),)))

@@ -3,10 +3,11 @@
 import random
 
 import pytest
+import torch
 
 from graphseed.capture import Namespace
 from graphseed.capture.events import Deferred, Released, Replayed, Seeded
-from graphseed.engine import FinishReason, SamplingParams, Status
+from graphseed.engine import FinishReason, PromptTooLong, SamplingParams, Status
 from graphseed.engine.record import PlanRecorder, replay
 from tests.engine.conftest import answer, prompt_of
 
@@ -238,6 +239,44 @@ def test_a_capture_beside_running_streams_is_bounded_and_measured(make_engine):
     run_all(engine, [third, fourth])
     assert settler.longest_streaming_ms == longest
     assert engine.tally.counts[Namespace.PROMPT].seeded >= before
+
+
+@pytest.mark.parametrize("broken", ["take", "digest"])
+def test_an_error_after_sampling_ends_one_request_and_keeps_what_others_got(
+    broken, make_engine, monkeypatch
+):
+    from graphseed.engine.answer import Answer
+    from graphseed.engine.kv import KvMemory
+
+    engine = make_engine("off", num_parallel=3)
+    requests = [engine.request(prompt_of(5, seed), params_of(1, 1)) for seed in range(3)]
+    for request in requests:
+        engine.submit(request, kv_digest=True)
+    real, calls = (Answer.take, KvMemory.digest)[broken == "digest"], []
+
+    def fails_second(self, given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("x") if broken == "digest" else ValueError("text")
+        return real(self, given)
+
+    target = (Answer, "take") if broken == "take" else (KvMemory, "digest")
+    monkeypatch.setattr(*target, fails_second)
+    ended = run_all(engine, requests)
+    statuses = [request.status for request in requests]
+    assert statuses == [Status.FINISHED, Status.FAILED, Status.FINISHED]
+    assert ended[id(requests[1])].error is not None
+    assert ended[id(requests[0])].kv_digest is not None
+    assert_nothing_is_left(engine)
+
+
+def test_a_request_that_no_longer_fits_after_a_resize_is_refused_alone(make_engine):
+    engine = make_engine("off")
+    request = engine.request(prompt_of(100), params_of(1))
+    engine.resize(64)
+    with pytest.raises(PromptTooLong, match="100 tokens and the context holds 64"):
+        engine.submit(request)
+    assert len(engine.generate(prompt_of(20), params_of(1, 2))[1].output_ids) == 2
 
 
 @pytest.mark.slow

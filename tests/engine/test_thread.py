@@ -1,6 +1,9 @@
 """The engine on its thread: any thread or event loop submits, reads, cancels and closes."""
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,6 +11,7 @@ import pytest
 
 from graphseed.capture import Closed, DeviceLost
 from graphseed.engine import (
+    BadParameter,
     Cancelled,
     DeadlineExceeded,
     Engine,
@@ -182,3 +186,100 @@ def test_a_resident_engine_captures_while_it_is_idle(open_engine):
         time.sleep(0.01)
     list(engine.stream(prompt_of(16), params(1)))
     assert "seeded=1 replayed=1" in engine.call(engine.core.finish)[0][0]
+
+
+def test_a_handle_that_is_dropped_is_cancelled(open_engine):
+    engine = open_engine(num_parallel=1)
+    handle = engine.submit(prompt_of(20), params(230))
+    next(handle)
+    del handle
+    gc.collect()
+    assert len(tokens(engine.stream(prompt_of(9), params(3)))) == 3
+    assert engine._num_open == 0
+
+
+def test_a_stream_that_was_never_read_can_be_closed(open_engine):
+    engine = open_engine()
+    engine.stream(prompt_of(20), params(230)).close()
+    engine.call(lambda: None)
+    engine.call(lambda: None)
+    assert engine._num_open == 0
+
+
+def test_a_call_from_the_engines_own_thread_runs_at_once(open_engine):
+    engine = open_engine()
+    assert engine.call(lambda: engine.call(lambda: 7)) == 7
+
+
+def test_a_reader_that_fails_does_not_take_others_with_it(open_engine):
+    engine = open_engine()
+    bad = engine.core.request(prompt_of(20), params(200))
+
+    def sink(delta):
+        raise RuntimeError("the event loop is closed")
+
+    engine._enter(bad, sink, False)
+    assert len(tokens(engine.stream(prompt_of(9), params(30)))) == 30
+    for _ in range(300):
+        if engine._num_open == 0:
+            break
+        time.sleep(0.01)
+    assert engine._num_open == 0 and bad.status.value == "failed"
+
+
+def test_generate_waits_for_its_turn_beside_other_clients(open_engine):
+    engine = open_engine(num_parallel=1, max_waiting=0)
+    other = engine.submit(prompt_of(20), params(60))
+    next(other)
+    [request] = engine.generate([prompt_of(9)], params(2))
+    assert len(request.output_ids) == 2
+    other.close()
+
+
+def test_an_engine_that_cannot_warm_up_leaves_no_thread_behind(monkeypatch):
+    def fails(self):
+        raise MemoryError("no room for the warm-up")
+
+    monkeypatch.setattr(EngineCore, "warm_up", fails)
+    driver = driver_of("cpu")
+    core = EngineCore(model_of("tiny-llama", driver.device, "fp32"), driver, EngineConfig(64))
+    before = threading.active_count()
+    with pytest.raises(MemoryError, match="no room"):
+        Engine(core)
+    assert threading.active_count() == before
+    with pytest.raises(Closed):
+        core.step()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+def test_a_deadline_that_is_no_time_is_named(seconds, open_engine):
+    with pytest.raises(BadParameter, match="seconds is"):
+        open_engine().submit(prompt_of(5), params(), seconds=seconds)
+
+
+def test_idle_captures_keep_a_new_request_waiting_for_one_at_most(open_engine, monkeypatch):
+    engine = open_engine("resident", num_ubatch=64)
+    order = []
+    real = engine.core.settle
+    monkeypatch.setattr(engine.core, "settle", lambda n=None: order.append(n) or real(n))
+    engine.generate([prompt_of(n, n) for n in (10, 20, 40, 60)], params(1))
+    engine.generate([prompt_of(10)], params(1))
+    time.sleep(0.05)
+    assert order and set(order) == {1}
+
+
+UNCLOSED = """
+from graphseed.engine import EngineConfig, EngineCore, Engine, SamplingParams
+from graphseed.drivers import open_driver
+from graphseed.models import load_model
+driver = open_driver("cpu")
+model = load_model("random:tiny-llama", device="cpu", bf16_is_fast=True, progress=False)
+engine = Engine(EngineCore(model, driver, EngineConfig(context_len=256)))
+print(next(engine.submit([1, 2, 3], SamplingParams(max_tokens=200, ignore_eos=True))).token_id)
+"""
+
+
+def test_a_program_that_does_not_close_its_engine_ends_well():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

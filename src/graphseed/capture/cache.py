@@ -98,22 +98,23 @@ class GraphCache:
     def settle(self, max_captures: int | None = None) -> int:
         """Capture what policy `resident` observed and whose direct run has completed.
 
-        Call it once the next work is submitted, or when idle. Returns how many executables it made;
-        it never waits for the device.
+        Call it once the next work is submitted, or when idle. Tries `max_captures` at most and
+        returns how many it tried, refused ones included; it never waits for the device.
         """
         self._check_usable()
-        num_made = 0
+        num_tried = 0
         for space in self.spaces.values():
             waiting = [e for e in space.entries.values() if e.state is State.OBSERVED]
             for entry in waiting:
-                if max_captures is not None and num_made >= max_captures:
-                    return num_made
+                if max_captures is not None and num_tried >= max_captures:
+                    return num_tried
                 work, done = entry.pending, entry.direct_done
                 if work is None or (done is not None and not done.is_done()):
                     continue
                 entry.direct_done = None
-                num_made += space.seed(entry, work, State.PROVEN)
-        return num_made
+                space.seed(entry, work, State.PROVEN)
+                num_tried += 1
+        return num_tried
 
     def release(self, namespace: Namespace, cause: Cause = Cause.REQUESTED) -> None:
         """Give back one namespace's whole generation, after what is in flight is done."""

@@ -55,6 +55,7 @@ class Reason(Enum):
     EMPTY_GRAPH = "empty graph"  # nothing was recorded
     FIRST_NODE_DIFFERED = "first node differed"  # the step declared another first node
     WORK_RAISED = "the step raised"  # an ordinary exception while recording
+    DRIVER_RAISED = "the driver raised"  # what no other reason covers
     LAUNCH_FAILED = "launch failed"
     BYTES_DIFFERED = "bytes differed"
     # Transient: retried with back-off.

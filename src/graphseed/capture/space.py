@@ -10,7 +10,7 @@ from typing import Final
 from graphseed.capture.budget import Budget
 from graphseed.capture.driver import Arena, Definition, Driver, Executable, Work
 from graphseed.capture.entry import Entry, State
-from graphseed.capture.errors import CannotCapture, LaunchFailed, Reason
+from graphseed.capture.errors import CannotCapture, DeviceLost, LaunchFailed, Reason
 from graphseed.capture.events import Cause, EventLog, Refused, Released, Replayed, Seeded
 from graphseed.capture.identity import GraphIdentity, Namespace
 
@@ -65,6 +65,11 @@ class Space:
             executable, root, times_ns = self._make(entry, work)
         except CannotCapture as refusal:
             self.refuse(entry, refusal.reason, refusal.detail)
+            return False
+        except DeviceLost:
+            raise
+        except Exception as error:  # a driver's fault is no reason to lose the answer (I8)
+            self.refuse(entry, Reason.DRIVER_RAISED, f"{type(error).__name__}: {error}")
             return False
         entry.move(to)
         entry.executable, entry.root, entry.pending = executable, root, None

@@ -41,7 +41,7 @@ class Answer:
         self.text = AnswerText(self.decode, self.request.params.stop)
 
     def take(self, sampled: Sampled) -> Delta:
-        """Take one token and say what may be shown; the request may end with it."""
+        """Take one token and say what may be shown; after a last one, `finish` follows."""
         request, token = self.request, sampled.token
         if not request.output_ids:
             request.timings.first_token_ns = time.perf_counter_ns()
@@ -53,15 +53,19 @@ class Answer:
         reason = self._finish_reason(is_eos)
         if reason is not None:
             shown += self.text.flush()
-            request.timings.finished_ns = time.perf_counter_ns()
             request.finish_reason, request.stopping_word = reason, self.text.stopping_word
-            request.move(Status.FINISHED)
         request.text += shown
         return Delta(request, token, shown, sampled, is_last=reason is not None)
+
+    def finish(self) -> None:
+        """End the request well."""
+        self.request.timings.finished_ns = time.perf_counter_ns()
+        self.request.move(Status.FINISHED)
 
     def fail(self, error: Exception) -> Delta:
         """End the request with an error."""
         self.request.timings.finished_ns = time.perf_counter_ns()
+        self.request.finish_reason = None
         self.request.move(Status.FAILED)
         return Delta(self.request, is_last=True, error=error)
 

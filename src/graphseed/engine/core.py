@@ -25,12 +25,12 @@ from graphseed.capture.tally import Tally
 from graphseed.engine.answer import Answer, Cancelled, DeadlineExceeded, Delta
 from graphseed.engine.blocks import BlockPool, BlockTable
 from graphseed.engine.config import EngineConfig, resolve
-from graphseed.engine.errors import BadToken, EmptyPrompt, EngineBusy, PromptTooLong
+from graphseed.engine.errors import EngineBusy, PromptTooLong
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
 from graphseed.engine.plan import SequencePart, StepPlan
-from graphseed.engine.request import Request, SamplingParams, Status, whole_numbers
-from graphseed.engine.sampler import Sampler, SampleRow
+from graphseed.engine.request import Request, SamplingParams, Status, checked_prompt
+from graphseed.engine.sampler import Sampled, Sampler, SampleRow
 from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
 from graphseed.engine.step import StepObserver, StepRunner
@@ -109,12 +109,15 @@ class EngineCore:
 
         `prompt_ids` is any iterable of whole numbers. Raises RequestError when it cannot run here.
         """
-        return Request(self._checked(prompt_ids), params or SamplingParams())
+        ids = checked_prompt(prompt_ids, self.config.context_len, self.model.vocab_size)
+        return Request(ids, params or SamplingParams())
 
     def submit(self, request: Request, kv_digest: bool = False) -> None:
         """Let a request wait for its turn. Raises QueueFull, and BadParameter for a bias."""
         self._check_open()
         self._sampler.check(request.params)
+        if len(request.prompt_ids) >= self.config.context_len:  # it was resized since the check
+            raise PromptTooLong(len(request.prompt_ids), self.config.context_len)
         self.scheduler.add(request)
         self._answers[id(request)] = Answer(
             request, self.config.context_len, self.model.eos_ids, self.model.decode, kv_digest
@@ -135,27 +138,38 @@ class EngineCore:
         batch = self.scheduler.next()
         self.cache.num_unfinished_prompts = self.scheduler.num_unfinished_prompts
         if batch is None:
-            self._guard.run("a capture", self._settler.when_idle)
             return self._taken_pending()
         for part in batch.parts:
             self._start(part.sequence)
         try:
             logits = self._run(batch)
             self.scheduler.submitted(batch)
-            self.cache.num_unfinished_prompts = self.scheduler.num_unfinished_prompts
-            is_streaming = any(s.request.status is Status.DECODE for s in self.scheduler.sequences)
-            self._guard.run("a capture", partial(self._settler.after_step, batch, is_streaming))
-            deltas = self._sample(batch, logits)
         except DeviceLost:
             raise
         except Exception as error:
-            deltas = [self._failed(part.sequence.request, error) for part in batch.parts]
-        return self._taken_pending() + deltas
+            self._fail(batch, error)
+            return self._taken_pending()
+        self.cache.num_unfinished_prompts = self.scheduler.num_unfinished_prompts
+        is_streaming = any(s.request.status is Status.DECODE for s in self.scheduler.sequences)
+        self._guard.run("a capture", partial(self._settler.after_step, batch, is_streaming))
+        try:
+            self._sample(batch, logits)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._fail(batch, error)
+        return self._taken_pending()
+
+    def settle(self, max_captures: int | None = None) -> int:
+        """Capture what waits for it (policy resident); returns how many captures were tried."""
+        self._check_open()
+        return self._guard.run("a capture", partial(self.cache.settle, max_captures))
 
     def fail_all(self, error: Exception) -> list[Delta]:
         """End every open request with one error."""
-        requests = [answer.request for answer in self._answers.values()]
-        return self._taken_pending() + [self._failed(request, error) for request in requests]
+        for answer in list(self._answers.values()):
+            self._end(answer.request, error)
+        return self._taken_pending()
 
     def stream(
         self,
@@ -263,8 +277,8 @@ class EngineCore:
             if not self._is_closed:
                 self._end(request, Cancelled("the stream was closed"))
                 self._pending = [d for d in self._pending if d.request is not request]
-                if not self._guard.is_lost:
-                    self._guard.run("a capture", self._settler.when_idle)
+                if not self._guard.is_lost and self.scheduler.is_idle:
+                    self.settle()  # idle: it delays nobody
 
     def _run(self, batch: Batch) -> torch.Tensor:
         parts = tuple(
@@ -278,39 +292,45 @@ class EngineCore:
         what = f"a {batch.namespace.value} step"
         return self._guard.run(what, partial(self.runner.run, plan, self.observer))
 
-    def _sample(self, batch: Batch, logits: torch.Tensor) -> list[Delta]:
+    def _sample(self, batch: Batch, logits: torch.Tensor) -> None:
         if not any(part.is_last for part in batch.parts):
-            return []
+            return
         # Every row is sampled, in one go; what is not a prompt's last row is not looked at.
         rows = [
             SampleRow(p.sequence.request.params, p.start + p.num_tokens - 1, p.sequence.tokens)
             for p in batch.parts
         ]
         sampled = self._guard.run("sampling", partial(self._sampler.sample, logits, rows))
-        deltas = []
         for part, result in zip(batch.parts, sampled, strict=True):
-            request = part.sequence.request
             if not part.is_last:
                 continue
-            if result.error is not None:
-                deltas.append(self._failed(request, result.error))
-            else:
-                deltas.append(self._took(part.sequence, self._answers[id(request)].take(result)))
-        return deltas
+            # One request's error is its own: what the others got is kept.
+            try:
+                self._take(part.sequence, result)
+            except DeviceLost:
+                raise
+            except Exception as error:
+                self._end(part.sequence.request, error)
 
-    def _took(self, sequence: Sequence, delta: Delta) -> Delta:
+    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         request = sequence.request
+        if sampled.error is not None:
+            raise sampled.error
+        answer = self._answers[id(request)]
+        delta = answer.take(sampled)
         if not delta.is_last:
-            self.scheduler.appended(sequence, request.output_ids[-1])
-            return delta
-        if self._answers[id(request)].is_digesting:
+            self.scheduler.appended(sequence, sampled.token)
+            self._pending.append(delta)
+            return
+        if answer.is_digesting:
             # The last token was sampled, not run: its K/V does not exist.
             indices = torch.from_numpy(sequence.table.kv_indices(0, request.num_tokens - 1))
             read = partial(self.runner.kv.digest, indices)
             delta = replace(delta, kv_digest=self._guard.run("reading KV memory", read))
+        answer.finish()
         self.scheduler.finish(request)
         del self._answers[id(request)]
-        return delta
+        self._pending.append(delta)
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -319,13 +339,16 @@ class EngineCore:
             request.num_cached = sequence.num_cached
             request.move(Status.PREFILL)
 
-    def _failed(self, request: Request, error: Exception) -> Delta:
-        self.scheduler.finish(request)
-        return self._answers.pop(id(request)).fail(error)
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        for part in batch.parts:
+            self._end(part.sequence.request, error)
 
     def _end(self, request: Request, error: Exception) -> None:
-        if id(request) in self._answers:
-            self._pending.append(self._failed(request, error))
+        """End one request with an error; nothing happens when it has ended."""
+        answer = self._answers.pop(id(request), None)
+        if answer is not None:
+            self.scheduler.finish(request)
+            self._pending.append(answer.fail(error))
 
     def _end_overdue(self) -> None:
         now = time.perf_counter_ns()
@@ -338,18 +361,6 @@ class EngineCore:
     def _taken_pending(self) -> list[Delta]:
         taken, self._pending = self._pending, []
         return taken
-
-    def _checked(self, prompt_ids: Iterable[int]) -> tuple[int, ...]:
-        ids = whole_numbers(prompt_ids)
-        if not ids:
-            raise EmptyPrompt
-        if len(ids) >= self.config.context_len:
-            raise PromptTooLong(len(ids), self.config.context_len)
-        vocab_size = self.model.vocab_size
-        if min(ids) < 0 or max(ids) >= vocab_size:
-            position = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
-            raise BadToken(position, ids[position], vocab_size)
-        return ids
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(

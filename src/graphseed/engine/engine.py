@@ -5,8 +5,12 @@ What a step does is the core's; this file only carries requests in and deltas ou
 """
 
 import asyncio
+import atexit
+import logging
 import queue
 import threading
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -15,12 +19,15 @@ from typing import Final, TypeVar
 from graphseed.capture.errors import Closed, GraphseedError
 from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.core import EngineCore
-from graphseed.engine.errors import QueueFull
+from graphseed.engine.errors import BadParameter, QueueFull
 from graphseed.engine.request import Request, SamplingParams, Status
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Sink = Callable[[Delta], None]
 
+RETRY_SECONDS: Final = 0.005
 JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
 
 
@@ -31,6 +38,7 @@ class Handle:
         self.request = request
         self._engine = engine
         self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self.sink: Sink = self._deltas.put  # keeps the queue alive, not the handle
         self._has_ended = False
 
     def __iter__(self) -> Iterator[Delta]:
@@ -52,8 +60,8 @@ class Handle:
             self._has_ended = True
             self.cancel()
 
-    def _put(self, delta: Delta) -> None:
-        self._deltas.put(delta)
+    def __del__(self) -> None:
+        self.close()  # nobody reads any more
 
     def _passed(self, delta: Delta) -> Delta:
         if delta.is_last:
@@ -72,15 +80,23 @@ class Engine:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._sinks: dict[int, Sink] = {}  # by id of the request; engine thread only
-        self._lock = threading.Lock()
+        # Who reads what, by id of the request; engine thread only.
+        self._readers: dict[int, tuple[Request, Sink]] = {}
+        self._lock = threading.RLock()  # a handle may be collected while this thread holds it
         self._num_open = 0  # submitted and not ended; under the lock
         self._is_closing = False
         self._is_done = False  # the thread takes nothing more from the inbox; under the lock
         self._ended: Exception | None = None  # what ended the engine, if not close()
         self._thread = threading.Thread(target=self._loop, name="graphseed-engine", daemon=True)
         self._thread.start()
-        self.call(core.warm_up)
+        # A thread that still holds graphs when the interpreter ends would end the process badly.
+        self._at_exit = partial(_close_if_alive, weakref.ref(self))
+        atexit.register(self._at_exit)
+        try:
+            self.call(core.warm_up)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Engine":
         return self
@@ -103,15 +119,12 @@ class Engine:
         """
         request = self._request(prompt_ids, params, seconds)
         handle = Handle(self, request)
-        self._enter(request, handle._put, kv_digest)
+        self._enter(request, handle.sink, kv_digest)
         return handle
 
-    def stream(
-        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
-    ) -> Iterator[Delta]:
-        """Answer one prompt token by token; an iterator that is closed early cancels it."""
-        handle = self.submit(prompt_ids, params)
-        return _closing(handle)
+    def stream(self, prompt_ids: Iterable[int], params: SamplingParams | None = None) -> Handle:
+        """Answer one prompt token by token; a handle that is closed or dropped early cancels it."""
+        return self.submit(prompt_ids, params)
 
     async def astream(
         self, prompt_ids: Iterable[int], params: SamplingParams | None = None
@@ -120,7 +133,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
         request = self._request(prompt_ids, params, None)
-        self._enter(request, lambda d: _call_soon(loop, deltas.put_nowait, d), False)
+
+        def sink(delta: Delta) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        self._enter(request, sink, False)
         try:
             while True:
                 delta = await deltas.get()
@@ -152,7 +169,9 @@ class Engine:
                     try:
                         handles.append(self.submit(wanted[len(handles)], params))
                     except QueueFull:
-                        break
+                        if number < len(handles):
+                            break
+                        time.sleep(RETRY_SECONDS)  # other clients fill the queue
                 for _ in handles[number]:
                     pass
         finally:
@@ -168,6 +187,8 @@ class Engine:
 
     def call(self, function: Callable[[], R]) -> R:
         """Run a function on the engine's thread, between two steps, and return its result."""
+        if threading.current_thread() is self._thread:
+            return function()
         future: Future[R] = Future()
 
         def run() -> None:
@@ -186,8 +207,11 @@ class Engine:
         with self._lock:
             self._is_closing = True
             self._inbox.put(lambda: None)  # wakes a thread that waits for work
+        atexit.unregister(self._at_exit)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
+            if self._thread.is_alive():
+                logger.error("the engine's thread did not end within %g s", JOIN_SECONDS)
 
     def _request(
         self, prompt_ids: Iterable[int], params: SamplingParams | None, seconds: float | None
@@ -195,6 +219,8 @@ class Engine:
         self._check_open()
         request = self.core.request(prompt_ids, params)
         if seconds is not None:
+            if not 0 < seconds < float("inf"):
+                raise BadParameter("seconds", seconds, "a time above 0")
             request.deadline_ns = request.timings.submitted_ns + int(seconds * 1e9)
         return request
 
@@ -208,7 +234,7 @@ class Engine:
             self._inbox.put(partial(self._take_in, request, sink, kv_digest))
 
     def _take_in(self, request: Request, sink: Sink, kv_digest: bool) -> None:
-        self._sinks[id(request)] = sink
+        self._readers[id(request)] = (request, sink)
         try:
             self.core.submit(request, kv_digest)
         except GraphseedError as error:  # the engine has ended meanwhile
@@ -226,14 +252,22 @@ class Engine:
         finally:
             self._is_closing = True
             why = self._ended or Cancelled("the engine was closed")
-            self._hand_out(self.core.fail_all(why))
-            self.core.close()
-            self._drain()
+            try:
+                self._hand_out(self.core.fail_all(why))
+                self.core.close()
+            except Exception:
+                logger.exception("the engine could not release everything")
+            finally:
+                self._drain()
+                self._abandon(why)
 
     def _take_inbox(self) -> None:
-        if self.core.is_idle and self._inbox.empty():
-            self.core.step()  # nothing to run: what waits to be captured is captured now
-            self._inbox.get()()
+        while self.core.is_idle and self._inbox.empty():
+            # Nothing to run: what waits to be captured is captured now, one by one, so that a
+            # request that comes in waits for one capture at most.
+            if not self.core.settle(1):
+                self._inbox.get()()
+                break
         while not self._inbox.empty():
             self._inbox.get()()
 
@@ -248,32 +282,44 @@ class Engine:
 
     def _hand_out(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
-            key = id(delta.request)
-            sink = self._sinks.pop(key) if delta.is_last else self._sinks[key]
+            key, request = id(delta.request), delta.request
+            _, sink = self._readers[key]
             if delta.is_last:
+                del self._readers[key]
                 with self._lock:
                     self._num_open -= 1
-            sink(delta)
+            try:
+                sink(delta)
+            except Exception:  # its reader is gone, and must not take others with it
+                logger.debug("a reader of an answer failed", exc_info=True)
+                if not delta.is_last:
+                    self._readers[key] = (request, _nobody)
+                    self.core.cancel(request)
+
+    def _abandon(self, why: Exception) -> None:
+        """Tell every reader that is still waiting, whatever went wrong before."""
+        for request, sink in self._readers.values():
+            try:
+                sink(Delta(request, is_last=True, error=why))
+            except Exception:
+                logger.debug("a reader of an answer failed", exc_info=True)
+        self._readers.clear()
 
     def _check_open(self) -> None:
         if self._ended is not None:
-            raise self._ended
+            raise self._ended.with_traceback(None)  # one object, raised to every caller
         if self._is_closing:
             raise Closed("the engine is closed")
 
 
-def _closing(handle: Handle) -> Iterator[Delta]:
-    try:
-        yield from handle
-    finally:
-        handle.close()
+def _nobody(delta: Delta) -> None:
+    """The sink of a request whose reader is gone."""
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Sink, delta: Delta) -> None:
-    try:
-        loop.call_soon_threadsafe(call, delta)
-    except RuntimeError:  # the loop is closed: nobody reads any more
-        return
+def _close_if_alive(engine: "weakref.ref[Engine]") -> None:
+    alive = engine()
+    if alive is not None:
+        alive.close()
 
 
 def _shown(numbers: range, progress: bool) -> Iterable[int]:

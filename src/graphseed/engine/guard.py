@@ -35,7 +35,11 @@ class DeviceGuard:
             self.is_lost = True
             raise
         except (RuntimeError, MemoryError) as error:
-            failure = self._classify(what, error)
+            try:
+                failure = self._classify(what, error)
+            except DeviceLost:
+                self.is_lost = True
+                raise
         # Raised out of the except block: the original's traceback would keep the step's tensors.
         raise failure
 

@@ -29,6 +29,9 @@ from graphseed.engine.step import StepRunner
 from graphseed.models.model import Model
 
 FORMAT: Final = 1
+_HEADER: Final = (
+    "model", "dtype", "device", "context_len", "num_ubatch", "num_parallel", "block_len", "kv_len",
+)  # fmt: skip
 
 
 class BadRecord(GraphseedError, ValueError):
@@ -122,8 +125,11 @@ class ReplayReport:
 def read_header(path: Path) -> dict[str, Any]:
     """The first line of a record. Raises BadRecord."""
     header = next(_lines(path), None)
-    if header is None or header.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise BadRecord(f"{path} is no record of plans in format {FORMAT}")
+    missing = [name for name in _HEADER if name not in header]
+    if missing:
+        raise BadRecord(f"the header of {path} lacks {', '.join(missing)}")
     return header
 
 
@@ -153,7 +159,10 @@ def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
         if "kv" in line:
             kv_digest = line["kv"]
             continue
-        plan = _plan_of(line, config.block_len)
+        try:
+            plan = _plan_of(line, config.block_len)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRecord(f"step {num_steps} of {path} is no plan: {error!r}") from None
         for part in plan.parts:
             written.update(part.table.kv_indices(part.start, part.kv_len).tolist())
         if _digest(runner.run(plan)) != line["logits"]:

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Final
 
 from graphseed.capture.errors import IllegalMove
-from graphseed.engine.errors import BadParameter, BadToken
+from graphseed.engine.errors import BadParameter, BadToken, EmptyPrompt, PromptTooLong
 
 
 class Status(Enum):
@@ -79,7 +79,8 @@ class SamplingParams:
         self._require_whole()
         self._require_in_range()
         # One string is a sequence of strings too: each letter would end the answer.
-        if not _is_a(self.stop, tuple | list) or not all(self.stop):
+        are_texts = _is_a(self.stop, tuple | list) and all(_is_a(s, str) for s in self.stop)
+        if not are_texts or not all(self.stop):
             raise BadParameter("stop", self.stop, "a tuple of non-empty strings")
         for entry in self.logit_bias:
             if not _is_bias(entry):
@@ -193,6 +194,19 @@ class Request:
         if to not in EDGES[self.status]:
             raise IllegalMove(f"a request cannot go from {self.status.value} to {to.value}")
         self.status = to
+
+
+def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int) -> tuple[int, ...]:
+    """Token ids of a prompt that can run. Raises EmptyPrompt, PromptTooLong, BadToken."""
+    ids = whole_numbers(prompt_ids)
+    if not ids:
+        raise EmptyPrompt
+    if len(ids) >= context_len:
+        raise PromptTooLong(len(ids), context_len)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        position = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise BadToken(position, ids[position], vocab_size)
+    return ids
 
 
 def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:

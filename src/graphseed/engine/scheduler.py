@@ -99,6 +99,9 @@ class Scheduler:
         self._admitted: list[Sequence] = []
         self._by_request: dict[int, Sequence] = {}  # by id: requests compare by value
         self._last: Namespace | None = None
+        # The front of the queue that did not fit, and the free blocks there were.
+        self._blocked: Sequence | None = None
+        self._num_free_then = 0
 
     @property
     def num_waiting(self) -> int:
@@ -231,6 +234,8 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and self.num_running < self._config.num_parallel:
             sequence = self._waiting[0]
+            if self._blocked is sequence and self._pool.num_free <= self._num_free_then:
+                return  # nothing came back since it did not fit
             num_cached = sequence.table.match_prefix(sequence.tokens)
             try:
                 sequence.table.grow(len(sequence.tokens))
@@ -238,6 +243,7 @@ class Scheduler:
                 sequence.table.close()
                 if not self._admitted:
                     raise self._does_not_fit(sequence) from error
+                self._blocked, self._num_free_then = sequence, self._pool.num_free
                 return
             self._admitted.append(self._waiting.popleft())
             sequence.is_admitted = True
