@@ -426,7 +426,9 @@ def test_a_cache_may_be_made_on_one_thread_and_used_on_another(make_cache, drive
     )
     thread.start()
     thread.join()
-    assert answers == ["direct"] and not cache.is_mine()
+    assert answers == ["direct"]
+    with pytest.raises(WrongThread):
+        cache.run(make_identity(), driver.work())
 
 
 def test_an_executable_is_never_replaced_by_the_one_it_pushed_out(

@@ -64,7 +64,7 @@ def test_requests_together_give_the_tokens_they_give_alone(preset, policy, make_
     report = replay(tmp_path / "plans.jsonl", engine.model, engine.driver)
     assert report.is_equal and report.num_steps > 20
     if policy in ("seed", "resident"):
-        engine.step()  # idle: what was observed is captured
+        engine.settle()  # idle: what was observed is captured
         engine.observer = None
         for seed in range(2):
             engine.generate(prompt_of(100, 99 + seed), params_of(7))

@@ -102,6 +102,8 @@ class GraphCache:
         returns how many it tried, refused ones included; it never waits for the device.
         """
         self._check_usable()
+        if Policy.RESIDENT not in self._policies.values():
+            return 0  # nothing ever waits; engines call this at each step
         num_tried = 0
         for space in self.spaces.values():
             waiting = [e for e in space.entries.values() if e.state is State.OBSERVED]
@@ -142,10 +144,6 @@ class GraphCache:
                 space.release_generation(Cause.STALE)
                 space.reset_refusals()
         return changed
-
-    def is_mine(self) -> bool:
-        """Whether the calling thread may use the cache."""
-        return self._thread in (None, threading.get_ident())
 
     def close(self) -> None:
         """Release everything. May be called twice; `run` raises Closed afterwards."""
