@@ -1,0 +1,57 @@
+"""Where a figure comes from: commit, device, versions, command.
+
+Owns the fields that every committed result carries.
+"""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+COMMIT_VARIABLE: Final = "GRAPHSEED_COMMIT"  # for a tree that was copied without its history
+
+
+def provenance(device: str, description: str, program: str = "graphseed") -> dict[str, object]:
+    """Fields that say where, when and with what a figure was measured.
+
+    `program` is what ran: "graphseed", or "python benchmarks/many.py".
+    """
+    import torch
+    import transformers
+
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": f"{program} {shlex.join(_without_json(sys.argv[1:]))}",
+        "device": device,
+        "device_name": description,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _without_json(argv: list[str]) -> list[str]:
+    """The arguments but for where the result was written, which is no part of the figure."""
+    if "--json" not in argv:
+        return argv
+    at = argv.index("--json")
+    return argv[:at] + argv[at + 2 :]
+
+
+def _commit() -> str | None:
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None
