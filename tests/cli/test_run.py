@@ -148,3 +148,10 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     out = capsys.readouterr().out
     assert "run" in out and "demo" in out
+
+
+def test_a_forward_pass_takes_the_smaller_of_b_and_ub(cli, caplog, capsys):
+    assert cli("run", *LONG, "-b", "8", "--prompt-graphs", "seed") == 0
+    assert "first=aten.embedding[1, 8, 64]" in caplog.text
+    assert cli("run", *LONG, "-b", "0") == 1
+    assert "-b is 0; expected at least 1" in capsys.readouterr().err

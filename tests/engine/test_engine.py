@@ -1,5 +1,6 @@
 """Requests on one engine: errors that name the numbers, ends of answers, streaming."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -14,6 +15,7 @@ from graphseed.engine import (
     EmptyPrompt,
     EngineBusy,
     EngineConfig,
+    EngineCore,
     FinishReason,
     NotFinite,
     PromptTooLong,
@@ -129,14 +131,14 @@ def test_an_answer_ends_at_max_tokens_or_at_the_end_of_the_context(make_engine):
         assert (len(request.output_ids), request.finish_reason) == (num_new, reason)
 
 
-def test_an_answer_ends_at_an_end_of_sequence_token_which_is_not_shown(make_engine, monkeypatch):
+def test_an_answer_ends_at_an_end_of_sequence_token_which_is_not_shown(make_engine):
     engine = make_engine()
     first = answer(engine, prompt_of(50), new=6)
     eos = first.tokens[2]
-    import dataclasses
-
-    engine.model = dataclasses.replace(engine.model, eos_ids=frozenset({eos}))
+    model = dataclasses.replace(engine.model, eos_ids=frozenset({eos}))
+    engine = EngineCore(model, engine.driver, engine.config)
     _, request = engine.generate(prompt_of(50), SamplingParams(max_tokens=6))
+    engine.close()
     assert request.output_ids == list(first.tokens[: first.tokens.index(eos) + 1])
     assert request.finish_reason is FinishReason.END_OF_SEQUENCE
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphseed.engine import BadParameter, NotFinite, SamplingParams
 from graphseed.engine.candidates import TOPK_LIMIT, pick, rank
 from graphseed.engine.errors import BadToken, NothingAllowed
+from graphseed.engine.penalties import check_biases
 from graphseed.engine.sampler import Sampled, Sampler, SampleRow, sample
 
 CPU = torch.device("cpu")
@@ -515,11 +516,10 @@ def test_what_is_wrong_with_a_row_is_told_in_its_place():
 
 
 def test_a_biased_token_can_be_checked_before_anything_runs():
-    sampler = Sampler(5, CPU)
-    sampler.check(SamplingParams(logit_bias=((4, -INF),)))
+    check_biases(SamplingParams(logit_bias=((4, -INF),)), 5)
     for token in (5, -1):
         with pytest.raises(BadParameter, match=f"is {token}; expected 0 to 4"):
-            sampler.check(SamplingParams(logit_bias=((token, 1.0),)))
+            check_biases(SamplingParams(logit_bias=((token, 1.0),)), 5)
 
 
 def test_logits_of_another_shape_or_dtype_are_refused():

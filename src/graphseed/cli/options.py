@@ -45,6 +45,10 @@ def add_model_flags(parser: argparse.ArgumentParser, default: str | None = "smol
         "-ub", "--ubatch-size", type=int, default=512, metavar="N",
         help="tokens of one forward pass (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "-b", "--batch-size", type=int, default=2048, metavar="N",
+        help="as llama.cpp: a forward pass takes the smaller of -b and -ub (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log debug lines too")
     parser.add_argument("-q", "--quiet", action="store_true", help="log warnings only")
 
@@ -118,10 +122,13 @@ def selection_of(args: argparse.Namespace) -> Selection:
 
 
 def engine_config(args: argparse.Namespace, context_len: int = 0) -> "EngineConfig":
-    """The engine's sizes from -c and -ub; `context_len` stands in when -c was not given."""
-    from graphseed.engine import EngineConfig
+    """The engine's sizes from -c, -b and -ub; `context_len` stands in when -c was not given."""
+    from graphseed.engine import BadParameter, EngineConfig
 
-    return EngineConfig(context_len=args.ctx_size or context_len, num_ubatch=args.ubatch_size)
+    if args.batch_size < 1:
+        raise BadParameter("-b", args.batch_size, "at least 1")
+    num_ubatch = min(args.batch_size, args.ubatch_size)
+    return EngineConfig(context_len=args.ctx_size or context_len, num_ubatch=num_ubatch)
 
 
 def sampling_params(args: argparse.Namespace, model: "Model") -> "SamplingParams":

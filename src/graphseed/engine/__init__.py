@@ -18,11 +18,12 @@ from graphseed.engine.errors import (
     QueueFull,
     RequestError,
 )
+from graphseed.engine.grammar import Grammar
 from graphseed.engine.request import FinishReason, Request, SamplingParams, Status
 
 __all__ = [
     "BadParameter", "BadToken", "Cancelled", "DeadlineExceeded", "Delta", "DeviceMemoryError",
-    "EmptyPrompt", "Engine", "EngineBusy", "EngineConfig", "EngineCore", "FinishReason", "Handle",
-    "NotFinite", "PromptTooLong", "QueueFull", "Request", "RequestError", "SamplingParams",
-    "Status",
+    "EmptyPrompt", "Engine", "EngineBusy", "EngineConfig", "EngineCore", "FinishReason",
+    "Grammar", "Handle", "NotFinite", "PromptTooLong", "QueueFull", "Request", "RequestError",
+    "SamplingParams", "Status",
 ]  # fmt: skip

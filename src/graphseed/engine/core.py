@@ -22,15 +22,17 @@ from graphseed.capture.events import EventLog
 from graphseed.capture.identity import Bindings, Namespace
 from graphseed.capture.selector import Selection
 from graphseed.capture.tally import Tally
-from graphseed.engine.answer import Answer, Cancelled, DeadlineExceeded, Delta
+from graphseed.engine.answer import Cancelled, Delta
+from graphseed.engine.answers import Answers
 from graphseed.engine.blocks import BlockPool, BlockTable
 from graphseed.engine.config import EngineConfig, resolve
 from graphseed.engine.errors import EngineBusy, PromptTooLong
+from graphseed.engine.grammar import Grammar
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
+from graphseed.engine.penalties import check_biases
 from graphseed.engine.plan import SequencePart, StepPlan
 from graphseed.engine.request import Request, SamplingParams, Status, checked_prompt
-from graphseed.engine.sampler import Sampled, Sampler, SampleRow
 from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
 from graphseed.engine.step import StepObserver, StepRunner
@@ -62,8 +64,7 @@ class EngineCore:
         self.cache = GraphCache(driver, selection, budgets=budgets, log=self.log)
         self.observer: StepObserver | None = None  # sees every step
         self._guard = DeviceGuard(driver, self.cache)
-        self._answers: dict[int, Answer] = {}  # by id of the request
-        self._pending: list[Delta] = []  # of requests that ended outside a step
+        self._answers = Answers(model, self._guard)
         self._is_closed = False
         self.config = self._resolve(config or EngineConfig())
         self._settler = Settler(self.cache, self.config.settle_budget_ms)
@@ -78,9 +79,14 @@ class EngineCore:
         return self.pool.num_free
 
     @property
+    def longest_capture_beside_stream_ms(self) -> float:
+        """The longest time that a capture held up a running stream (policy resident)."""
+        return self._settler.longest_streaming_ms
+
+    @property
     def is_idle(self) -> bool:
         """Whether a step would have nothing to do."""
-        return self.scheduler.is_idle and not self._pending
+        return self.scheduler.is_idle and not self._answers.has_pending
 
     def warm_up(self) -> None:
         """Initialise libraries and compile kernels by direct runs that are no observations.
@@ -104,28 +110,31 @@ class EngineCore:
             table.close()
         self._guard.run("the warm-up", self.driver.synchronize)
 
-    def request(self, prompt_ids: Iterable[int], params: SamplingParams | None = None) -> Request:
+    def request(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams | None = None,
+        grammar: Grammar | None = None,
+    ) -> Request:
         """Check a prompt and make it a request. May be called on any thread.
 
         `prompt_ids` is any iterable of whole numbers. Raises RequestError when it cannot run here.
         """
         ids = checked_prompt(prompt_ids, self.config.context_len, self.model.vocab_size)
-        return Request(ids, params or SamplingParams())
+        params = params or SamplingParams()
+        check_biases(params, self.model.vocab_size)
+        return Request(ids, params, grammar)
 
     def submit(self, request: Request, kv_digest: bool = False) -> None:
-        """Let a request wait for its turn. Raises QueueFull, and BadParameter for a bias."""
+        """Let a request wait for its turn. Raises QueueFull."""
         self._check_open()
-        self._sampler.check(request.params)
         if len(request.prompt_ids) >= self.config.context_len:  # it was resized since the check
             raise PromptTooLong(len(request.prompt_ids), self.config.context_len)
-        self.scheduler.add(request)
-        self._answers[id(request)] = Answer(
-            request, self.config.context_len, self.model.eos_ids, self.model.decode, kv_digest
-        )
+        self._answers.open(request, self.config.context_len, kv_digest)
 
     def cancel(self, request: Request) -> None:
         """Give a request up: its slot and blocks are free at once. Does nothing when it ended."""
-        self._end(request, Cancelled("the request was cancelled"))
+        self._answers.end(request, Cancelled("the request was cancelled"))
 
     def step(self) -> list[Delta]:
         """Run one step and return what it brought; nothing when there is nothing to do.
@@ -134,11 +143,11 @@ class EngineCore:
         nothing can run; every open request has then ended with that error (see `fail_all`).
         """
         self._check_open()
-        self._end_overdue()
+        self._answers.end_overdue()
         batch = self.scheduler.next()
         self.cache.num_unfinished_prompts = self.scheduler.num_unfinished_prompts
         if batch is None:
-            return self._taken_pending()
+            return self._answers.taken()
         for part in batch.parts:
             self._start(part.sequence)
         try:
@@ -147,18 +156,18 @@ class EngineCore:
         except DeviceLost:
             raise
         except Exception as error:
-            self._fail(batch, error)
-            return self._taken_pending()
+            self._answers.fail(batch, error)
+            return self._answers.taken()
         self.cache.num_unfinished_prompts = self.scheduler.num_unfinished_prompts
         is_streaming = any(s.request.status is Status.DECODE for s in self.scheduler.sequences)
         self._guard.run("a capture", partial(self._settler.after_step, batch, is_streaming))
         try:
-            self._sample(batch, logits)
+            self._answers.read(batch, logits)
         except DeviceLost:
             raise
         except Exception as error:
-            self._fail(batch, error)
-        return self._taken_pending()
+            self._answers.fail(batch, error)
+        return self._answers.taken()
 
     def settle(self, max_captures: int | None = None) -> int:
         """Capture what waits for it (policy resident); returns how many captures were tried."""
@@ -167,9 +176,8 @@ class EngineCore:
 
     def fail_all(self, error: Exception) -> list[Delta]:
         """End every open request with one error."""
-        for answer in list(self._answers.values()):
-            self._end(answer.request, error)
-        return self._taken_pending()
+        self._answers.fail_all(error)
+        return self._answers.taken()
 
     def stream(
         self,
@@ -265,7 +273,7 @@ class EngineCore:
                 finally:
                     self.observer = outer
                 # Other streams of this thread find theirs waiting.
-                self._pending += [delta for delta in deltas if delta.request is not request]
+                self._answers.keep([delta for delta in deltas if delta.request is not request])
                 for delta in deltas:
                     if delta.request is request:
                         if delta.error is not None:
@@ -275,8 +283,8 @@ class EngineCore:
                             return
         finally:
             if not self._is_closed:
-                self._end(request, Cancelled("the stream was closed"))
-                self._pending = [d for d in self._pending if d.request is not request]
+                self._answers.end(request, Cancelled("the stream was closed"))
+                self._answers.drop(request)
                 if not self._guard.is_lost and self.scheduler.is_idle:
                     self.settle()  # idle: it delays nobody
 
@@ -292,75 +300,12 @@ class EngineCore:
         what = f"a {batch.namespace.value} step"
         return self._guard.run(what, partial(self.runner.run, plan, self.observer))
 
-    def _sample(self, batch: Batch, logits: torch.Tensor) -> None:
-        if not any(part.is_last for part in batch.parts):
-            return
-        # Every row is sampled, in one go; what is not a prompt's last row is not looked at.
-        rows = [
-            SampleRow(p.sequence.request.params, p.start + p.num_tokens - 1, p.sequence.tokens)
-            for p in batch.parts
-        ]
-        sampled = self._guard.run("sampling", partial(self._sampler.sample, logits, rows))
-        for part, result in zip(batch.parts, sampled, strict=True):
-            if not part.is_last:
-                continue
-            # One request's error is its own: what the others got is kept.
-            try:
-                self._take(part.sequence, result)
-            except DeviceLost:
-                raise
-            except Exception as error:
-                self._end(part.sequence.request, error)
-
-    def _take(self, sequence: Sequence, sampled: Sampled) -> None:
-        request = sequence.request
-        if sampled.error is not None:
-            raise sampled.error
-        answer = self._answers[id(request)]
-        delta = answer.take(sampled)
-        if not delta.is_last:
-            self.scheduler.appended(sequence, sampled.token)
-            self._pending.append(delta)
-            return
-        if answer.is_digesting:
-            # The last token was sampled, not run: its K/V does not exist.
-            indices = torch.from_numpy(sequence.table.kv_indices(0, request.num_tokens - 1))
-            read = partial(self.runner.kv.digest, indices)
-            delta = replace(delta, kv_digest=self._guard.run("reading KV memory", read))
-        answer.finish()
-        self.scheduler.finish(request)
-        del self._answers[id(request)]
-        self._pending.append(delta)
-
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.status is Status.WAITING:
             request.timings.started_ns = time.perf_counter_ns()
             request.num_cached = sequence.num_cached
             request.move(Status.PREFILL)
-
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        for part in batch.parts:
-            self._end(part.sequence.request, error)
-
-    def _end(self, request: Request, error: Exception) -> None:
-        """End one request with an error; nothing happens when it has ended."""
-        answer = self._answers.pop(id(request), None)
-        if answer is not None:
-            self.scheduler.finish(request)
-            self._pending.append(answer.fail(error))
-
-    def _end_overdue(self) -> None:
-        now = time.perf_counter_ns()
-        for answer in list(self._answers.values()):
-            request = answer.request
-            if request.deadline_ns is not None and now >= request.deadline_ns:
-                seconds = (request.deadline_ns - request.timings.submitted_ns) / 1e9
-                self._end(request, DeadlineExceeded(seconds, len(request.output_ids)))
-
-    def _taken_pending(self) -> list[Delta]:
-        taken, self._pending = self._pending, []
-        return taken
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(
@@ -380,9 +325,9 @@ class EngineCore:
             )  # fmt: skip
             make = partial(StepRunner, self.model, self.driver, self.cache, config, kv)
             self.runner = self._guard.run("static buffers", make)
-        self._sampler = Sampler(self.model.vocab_size, self.model.device)
         self.pool = BlockPool(config.num_blocks, config.block_len, config.reuses_prefixes)
         self.scheduler = Scheduler(config, self.pool, config.max_waiting)
+        self._answers.bind(self.scheduler, kv)
         self.cache.rebind(self._bindings())
 
     def _bindings(self) -> Bindings:

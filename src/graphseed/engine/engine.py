@@ -20,6 +20,7 @@ from graphseed.capture.errors import Closed, GraphseedError
 from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.core import EngineCore
 from graphseed.engine.errors import BadParameter, QueueFull
+from graphseed.engine.grammar import Grammar
 from graphseed.engine.request import Request, SamplingParams, Status
 
 logger = logging.getLogger(__name__)
@@ -110,14 +111,15 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         seconds: float | None = None,
+        grammar: Grammar | None = None,
         kv_digest: bool = False,
     ) -> Handle:
         """Hand in one prompt and return at once; iterate over the handle for its tokens.
 
-        `seconds` is the time after which the request ends with DeadlineExceeded. Raises
-        RequestError where the prompt cannot run, QueueFull, Closed.
+        `seconds` is the time after which the request ends with DeadlineExceeded; a `grammar` is
+        the request's own. Raises RequestError where the prompt cannot run, QueueFull, Closed.
         """
-        request = self._request(prompt_ids, params, seconds)
+        request = self._request(prompt_ids, params, seconds, grammar)
         handle = Handle(self, request)
         self._enter(request, handle.sink, kv_digest)
         return handle
@@ -127,12 +129,17 @@ class Engine:
         return self.submit(prompt_ids, params)
 
     async def astream(
-        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams | None = None,
+        *,
+        seconds: float | None = None,
+        grammar: Grammar | None = None,
     ) -> AsyncIterator[Delta]:
         """Answer one prompt token by token, in an event loop; leaving early cancels it."""
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        request = self._request(prompt_ids, params, None)
+        request = self._request(prompt_ids, params, seconds, grammar)
 
         def sink(delta: Delta) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, delta)
@@ -214,10 +221,14 @@ class Engine:
                 logger.error("the engine's thread did not end within %g s", JOIN_SECONDS)
 
     def _request(
-        self, prompt_ids: Iterable[int], params: SamplingParams | None, seconds: float | None
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams | None,
+        seconds: float | None,
+        grammar: Grammar | None,
     ) -> Request:
         self._check_open()
-        request = self.core.request(prompt_ids, params)
+        request = self.core.request(prompt_ids, params, grammar)
         if seconds is not None:
             if not 0 < seconds < float("inf"):
                 raise BadParameter("seconds", seconds, "a time above 0")

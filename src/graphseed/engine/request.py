@@ -16,6 +16,7 @@ from typing import Final
 
 from graphseed.capture.errors import IllegalMove
 from graphseed.engine.errors import BadParameter, BadToken, EmptyPrompt, PromptTooLong
+from graphseed.engine.grammar import Grammar
 
 
 class Status(Enum):
@@ -54,8 +55,8 @@ _TINY: Final = sys.float_info.min * sys.float_info.epsilon  # the smallest numbe
 class SamplingParams:
     """How tokens are chosen and when to stop. Raises BadParameter for a value out of range.
 
-    Every default but `max_tokens` is neutral. `Sampler.check` knows the vocabulary, and checks the
-    biased tokens against it.
+    Every default but `max_tokens` is neutral. The engine knows the vocabulary, and checks the
+    biased tokens against it when the request is made.
     """
 
     temperature: float = 0.0  # 0: greedy, and the filters below are not asked
@@ -175,6 +176,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    grammar: Grammar | None = None  # what the answer must follow; the engine's thread moves it
     status: Status = Status.WAITING
     output_ids: list[int] = field(default_factory=list)
     text: str = ""  # of the answer so far, as far as it is certain

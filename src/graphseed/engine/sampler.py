@@ -57,10 +57,6 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = torch.empty(0, device=device).device  # with its index
 
-    def check(self, params: SamplingParams) -> None:
-        """Raise BadParameter for a biased token that the vocabulary does not have."""
-        penalties.check_biases(params, self._vocab_size)
-
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Choose a token for each of `rows`, from the first rows of logits [S_cap, V] float32.
 
