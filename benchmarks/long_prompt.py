@@ -27,7 +27,7 @@ from graphseed.capture import (
     Selection,
 )
 from graphseed.capture.events import Alarm
-from graphseed.cli.provenance import provenance
+from graphseed.measure.provenance import provenance
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig, EngineCore, SamplingParams
 from graphseed.engine.plan import StepPlan
@@ -143,9 +143,7 @@ def main() -> int:
             hook=lambda engine: in_one_namespace, **short),
     ]  # fmt: skip
     if args.json is not None:
-        source = provenance(driver.device, driver.description)
-        arguments = str(source["command"]).removeprefix("graphseed")
-        source["command"] = f"python benchmarks/long_prompt.py{arguments}"
+        source = provenance(driver.device, driver.description, "python benchmarks/long_prompt.py")
         with args.json.open("a", encoding="utf-8") as out:
             for row in rows:
                 record = source | {"benchmark": "long_prompt", "model": model.name} | row

@@ -6,7 +6,7 @@ import pytest
 
 from graphseed.capture import GraphIdentity, Namespace
 from graphseed.cli import demo_report
-from graphseed.cli.demo_measure import PolicyRun
+from graphseed.measure.demo import PolicyRun
 from graphseed.engine.step import StepRunner
 
 SMALL = ("--prompt-tokens", "64", "-n", "4")

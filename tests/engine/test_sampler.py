@@ -275,10 +275,10 @@ def test_the_host_waits_once():
     mask = mask_of(64, range(40), device)
     rows = [SampleRow(EVERYTHING, index, [1, 2, 3], mask) for index in range(8)]
     sampler.sample(logits, rows)
-    torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")  # which itself warns of being a prototype
             sampler.sample(logits, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")

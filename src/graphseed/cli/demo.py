@@ -1,7 +1,7 @@
 """`graphseed demo`: one long prompt under every policy, with the bytes compared.
 
 Owns the flow: load once, run the same prompt twice under each policy, report, judge. What was
-measured is in demo_measure, how it is shown in demo_report.
+measured is in measure/demo.py, how it is shown in demo_report.
 """
 
 import argparse
@@ -13,11 +13,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from graphseed.capture import Policy, Selection
+from graphseed.capture import Selection
 from graphseed.cli import options
+from graphseed.measure.policies import POLICIES
 
 if TYPE_CHECKING:
-    from graphseed.cli.demo_measure import PolicyRun
+    from graphseed.measure.demo import PolicyRun
     from graphseed.engine import Delta
     from graphseed.models.model import Model
 
@@ -28,12 +29,6 @@ QUESTION: Final = (
 # Prompt length where the text can be repeated without meaning lost: random weights.
 RANDOM_PROMPT_TOKENS: Final = 8192
 CPU_RANDOM_PROMPT_TOKENS: Final = 1024
-POLICIES: Final = {
-    "disabled": Selection(Policy.OFF, Policy.OFF, source="demo"),
-    "off": Selection(Policy.OFF, source="demo"),
-    "seed": Selection(Policy.SEED, source="demo", was_asked=True),
-    "resident": Selection(Policy.RESIDENT, source="demo", was_asked=True),
-}
 
 logger = logging.getLogger("graphseed.demo")
 
@@ -63,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when bytes are equal and what should replay did, else 1."""
     names = _checked(args)
     from graphseed.cli import demo_report
-    from graphseed.cli.demo_measure import measure_policy
+    from graphseed.measure.demo import measure_policy
     from graphseed.engine import SamplingParams
 
     loaded = options.load(args, Selection())
