@@ -214,7 +214,7 @@ def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int)
 def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
     """Token ids as plain ints, from a list, an array or a tensor. Raises BadToken for others."""
     ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
-    if all(type(token) is int for token in ids):
+    if set(map(type, ids)) <= {int}:
         return ids
     checked = []
     for position, token in enumerate(ids):
