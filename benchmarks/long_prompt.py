@@ -27,11 +27,11 @@ from graphseed.capture import (
     Selection,
 )
 from graphseed.capture.events import Alarm
-from graphseed.measure.provenance import provenance
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig, EngineCore, SamplingParams
 from graphseed.engine.plan import StepPlan
 from graphseed.engine.step import IdentityHook
+from graphseed.measure.provenance import provenance
 from graphseed.models import Model, load_model
 
 

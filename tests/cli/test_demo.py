@@ -6,8 +6,8 @@ import pytest
 
 from graphseed.capture import GraphIdentity, Namespace
 from graphseed.cli import demo_report
-from graphseed.measure.demo import PolicyRun
 from graphseed.engine.step import StepRunner
+from graphseed.measure.demo import PolicyRun
 
 SMALL = ("--prompt-tokens", "64", "-n", "4")
 

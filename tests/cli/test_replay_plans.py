@@ -18,7 +18,7 @@ def test_a_record_whose_bytes_differ_exits_1_and_names_the_steps(cli, capsys, tm
     path = tmp_path / "plans.jsonl"
     assert cli("run", *PROMPT, "--record-plans", str(path), "--ignore-eos") == 0
     lines = path.read_text().splitlines()
-    at = lines[2].index('"logits": "') + len('"logits": "')
+    at = lines[2].index('"output": "') + len('"output": "')
     digit = "0" if lines[2][at] != "0" else "1"
     lines[2] = lines[2][:at] + digit + lines[2][at + 1 :]
     path.write_text("\n".join(lines) + "\n")

@@ -18,8 +18,8 @@ from graphseed.cli import options
 from graphseed.measure.policies import POLICIES
 
 if TYPE_CHECKING:
-    from graphseed.measure.demo import PolicyRun
     from graphseed.engine import Delta
+    from graphseed.measure.demo import PolicyRun
     from graphseed.models.model import Model
 
 SUMMARY: Final = "Run one long prompt under every policy, compare bytes and speed."
@@ -58,8 +58,8 @@ def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when bytes are equal and what should replay did, else 1."""
     names = _checked(args)
     from graphseed.cli import demo_report
-    from graphseed.measure.demo import measure_policy
     from graphseed.engine import SamplingParams
+    from graphseed.measure.demo import measure_policy
 
     loaded = options.load(args, Selection())
     model, driver = loaded.model, loaded.driver

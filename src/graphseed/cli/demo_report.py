@@ -18,10 +18,10 @@ from rich.table import Table
 
 from graphseed.capture import Driver, Namespace
 from graphseed.capture.events import Cause
-from graphseed.measure.demo import IdentityRow, PolicyRun, paired_step_ms
-from graphseed.measure.provenance import provenance
 from graphseed.engine import EngineConfig
 from graphseed.engine.chunks import plan_chunks
+from graphseed.measure.demo import IdentityRow, PolicyRun, paired_step_ms
+from graphseed.measure.provenance import provenance
 from graphseed.models.model import Model
 
 REPLAYING: Final = ("seed", "resident")

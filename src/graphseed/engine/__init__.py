@@ -19,11 +19,11 @@ from graphseed.engine.errors import (
     RequestError,
 )
 from graphseed.engine.grammar import Grammar
-from graphseed.engine.request import FinishReason, Request, SamplingParams, Status
+from graphseed.engine.request import FinishReason, Pooling, Request, SamplingParams, Status
 
 __all__ = [
     "BadParameter", "BadToken", "Cancelled", "DeadlineExceeded", "Delta", "DeviceMemoryError",
     "EmptyPrompt", "Engine", "EngineBusy", "EngineConfig", "EngineCore", "FinishReason",
-    "Grammar", "Handle", "NotFinite", "PromptTooLong", "QueueFull", "Request", "RequestError",
-    "SamplingParams", "Status",
+    "Grammar", "Handle", "NotFinite", "Pooling", "PromptTooLong", "QueueFull", "Request",
+    "RequestError", "SamplingParams", "Status",
 ]  # fmt: skip

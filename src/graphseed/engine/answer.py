@@ -57,18 +57,6 @@ class Answer:
         request.text += shown
         return Delta(request, token, shown, sampled, is_last=reason is not None)
 
-    def finish(self) -> None:
-        """End the request well."""
-        self.request.timings.finished_ns = time.perf_counter_ns()
-        self.request.move(Status.FINISHED)
-
-    def fail(self, error: Exception) -> Delta:
-        """End the request with an error."""
-        self.request.timings.finished_ns = time.perf_counter_ns()
-        self.request.finish_reason = None
-        self.request.move(Status.FAILED)
-        return Delta(self.request, is_last=True, error=error)
-
     def _finish_reason(self, is_eos: bool) -> FinishReason | None:
         request = self.request
         if is_eos:
@@ -80,6 +68,20 @@ class Answer:
         if request.num_tokens >= self.context_len:
             return FinishReason.CONTEXT_FULL
         return None
+
+
+def finish(request: Request) -> None:
+    """End a request well."""
+    request.timings.finished_ns = time.perf_counter_ns()
+    request.move(Status.FINISHED)
+
+
+def fail(request: Request, error: Exception) -> Delta:
+    """End a request with an error."""
+    request.timings.finished_ns = time.perf_counter_ns()
+    request.finish_reason = None
+    request.move(Status.FAILED)
+    return Delta(request, is_last=True, error=error)
 
 
 class Cancelled(GraphseedError):

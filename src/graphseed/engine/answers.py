@@ -12,9 +12,11 @@ from functools import partial
 import torch
 
 from graphseed.capture.errors import DeviceLost
-from graphseed.engine.answer import Answer, DeadlineExceeded, Delta
+from graphseed.engine.answer import Answer, DeadlineExceeded, Delta, fail, finish
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory
+from graphseed.engine.plan import Reads
+from graphseed.engine.pooling import Embedding
 from graphseed.engine.request import Request
 from graphseed.engine.sampler import Sampled, Sampler, SampleRow
 from graphseed.engine.scheduler import Batch, Part, Scheduler, Sequence
@@ -28,7 +30,7 @@ class Answers:
         self._model = model
         self._guard = guard
         self._sampler = Sampler(model.vocab_size, model.device)
-        self._open: dict[int, Answer] = {}  # by id of the request
+        self._open: dict[int, Answer | Embedding] = {}  # by id of the request
         self._pending: list[Delta] = []
         self._scheduler: Scheduler
         self._kv: KvMemory
@@ -48,14 +50,24 @@ class Answers:
     def open(self, request: Request, context_len: int, is_digesting: bool) -> None:
         """Let a request wait for its turn. Raises QueueFull."""
         self._scheduler.add(request)
+        if request.pooling is not None:
+            self._open[id(request)] = Embedding(request)
+            return
         self._open[id(request)] = Answer(
             request, context_len, self._model.eos_ids, self._model.decode, is_digesting
         )
 
-    def read(self, batch: Batch, logits: torch.Tensor) -> None:
-        """Sample the parts that are last from `logits` [S, V]. Raises DeviceLost."""
-        if not any(part.is_last for part in batch.parts):
-            return
+    def read(self, batch: Batch, output: torch.Tensor) -> None:
+        """Bring the requests of a batch what its step came to. Raises DeviceLost.
+
+        `output` is what the batch reads: logits [S, V], or hidden states [T, H].
+        """
+        if batch.reads is Reads.HIDDEN:
+            self._pool(batch, output)
+        elif any(part.is_last for part in batch.parts):
+            self._sample(batch, output)
+
+    def _sample(self, batch: Batch, logits: torch.Tensor) -> None:
         # Every row is sampled, in one go; what is not a prompt's last row is not looked at.
         rows = [self._row(part) for part in batch.parts]
         sampled = self._guard.run("sampling", partial(self._sampler.sample, logits, rows))
@@ -68,7 +80,7 @@ class Answers:
         answer = self._open.pop(id(request), None)
         if answer is not None:
             self._scheduler.finish(request)
-            self._pending.append(answer.fail(error))
+            self._pending.append(fail(request, error))
 
     def fail(self, batch: Batch, error: Exception) -> None:
         """End the requests of one step."""
@@ -102,6 +114,24 @@ class Answers:
         """Forget what waits for a request that nobody reads any more."""
         self._pending = [delta for delta in self._pending if delta.request is not request]
 
+    def _pool(self, batch: Batch, hidden: torch.Tensor) -> None:
+        row = 0
+        for part in batch.parts:
+            rows = hidden[row : row + part.num_tokens]
+            row += part.num_tokens
+            self._on_its_own(part, partial(self._pool_one, part, rows))
+
+    def _pool_one(self, part: Part, rows: torch.Tensor) -> None:
+        request = part.sequence.request
+        answer = self._open.get(id(request))
+        if not isinstance(answer, Embedding):
+            return
+        delta = self._guard.run("pooling", partial(answer.take, rows, part.is_last))
+        if delta is not None:
+            self._scheduler.finish(request)
+            del self._open[id(request)]
+            self._pending.append(delta)
+
     def _row(self, part: Part) -> SampleRow:
         request, mask = part.sequence.request, None
         if part.is_last and request.grammar is not None:
@@ -126,7 +156,7 @@ class Answers:
     def _take(self, sequence: Sequence, sampled: Sampled) -> None:
         request = sequence.request
         answer = self._open.get(id(request))
-        if answer is None:  # its grammar raised
+        if not isinstance(answer, Answer):  # its grammar raised
             return
         if sampled.error is not None:
             raise sampled.error
@@ -142,7 +172,7 @@ class Answers:
             indices = torch.from_numpy(sequence.table.kv_indices(0, request.num_tokens - 1))
             read = partial(self._kv.digest, indices)
             delta = replace(delta, kv_digest=self._guard.run("reading KV memory", read))
-        answer.finish()
+        finish(request)
         self._scheduler.finish(request)
         del self._open[id(request)]
         self._pending.append(delta)

@@ -26,6 +26,7 @@ class EngineConfig:
     kv_len: int = 0  # tokens that the KV memory holds; 0: every sequence to its full length
     reuses_prefixes: bool = True  # whether a prompt may share the blocks of an earlier one
     max_waiting: int = 1024  # requests that may wait for a slot
+    embeds: bool = False  # whether requests may ask for embeddings; takes a buffer of hidden states
     settle_budget_ms: float = 100.0  # that a capture may hold up running streams (resident)
 
     def __post_init__(self) -> None:

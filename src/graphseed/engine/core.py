@@ -26,13 +26,13 @@ from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.answers import Answers
 from graphseed.engine.blocks import BlockPool, BlockTable
 from graphseed.engine.config import EngineConfig, resolve
-from graphseed.engine.errors import EngineBusy, PromptTooLong
+from graphseed.engine.errors import BadParameter, EngineBusy, PromptTooLong
 from graphseed.engine.grammar import Grammar
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
 from graphseed.engine.penalties import check_biases
 from graphseed.engine.plan import SequencePart, StepPlan
-from graphseed.engine.request import Request, SamplingParams, Status, checked_prompt
+from graphseed.engine.request import Pooling, Request, SamplingParams, Status, checked_prompt
 from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
 from graphseed.engine.step import StepObserver, StepRunner
@@ -125,9 +125,22 @@ class EngineCore:
         check_biases(params, self.model.vocab_size)
         return Request(ids, params, grammar)
 
+    def embedding_request(self, prompt_ids: Iterable[int], pooling: Pooling) -> Request:
+        """Check a prompt whose embedding is asked for. May be called on any thread.
+
+        Raises RequestError when it cannot run here, for one when the config has no `embeds`.
+        """
+        if not self.config.embeds:
+            raise BadParameter("embeds", False, "an engine that was made with it (--embeddings)")
+        ids = checked_prompt(prompt_ids, self.config.context_len, self.model.vocab_size)
+        return Request(ids, SamplingParams(), pooling=pooling)
+
     def submit(self, request: Request, kv_digest: bool = False) -> None:
         """Let a request wait for its turn. Raises QueueFull."""
         self._check_open()
+        wanted, num_slots = request.wanted_slot, self.config.num_parallel
+        if wanted is not None and not 0 <= wanted < num_slots:
+            raise BadParameter("wanted_slot", wanted, f"a slot from 0 to {num_slots - 1}")
         if len(request.prompt_ids) >= self.config.context_len:  # it was resized since the check
             raise PromptTooLong(len(request.prompt_ids), self.config.context_len)
         self._answers.open(request, self.config.context_len, kv_digest)
@@ -151,7 +164,7 @@ class EngineCore:
         for part in batch.parts:
             self._start(part.sequence)
         try:
-            logits = self._run(batch)
+            output = self._run(batch)
             self.scheduler.submitted(batch)
         except DeviceLost:
             raise
@@ -162,7 +175,7 @@ class EngineCore:
         is_streaming = any(s.request.status is Status.DECODE for s in self.scheduler.sequences)
         self._guard.run("a capture", partial(self._settler.after_step, batch, is_streaming))
         try:
-            self._answers.read(batch, logits)
+            self._answers.read(batch, output)
         except DeviceLost:
             raise
         except Exception as error:
@@ -296,15 +309,30 @@ class EngineCore:
             )
             for p in batch.parts
         )  # fmt: skip
-        plan = StepPlan(batch.namespace, batch.capacity, parts, batch.seq_capacity)
+        plan = StepPlan(batch.namespace, batch.capacity, parts, batch.seq_capacity, batch.reads)
         what = f"a {batch.namespace.value} step"
-        return self._guard.run(what, partial(self.runner.run, plan, self.observer))
+        before = self._prompt_counts()
+        output = self._guard.run(what, partial(self.runner.run, plan, self.observer))
+        if batch.namespace is Namespace.PROMPT:
+            num_seeded, num_replayed = (
+                after - was for after, was in zip(self._prompt_counts(), before, strict=True)
+            )
+            for part in batch.parts:
+                seen = part.sequence.request.observations
+                seen.num_steps += 1
+                seen.num_seeded += num_seeded
+                seen.num_replayed += num_replayed
+        return output
+
+    def _prompt_counts(self) -> tuple[int, int]:
+        counts = self.tally.counts[Namespace.PROMPT]
+        return counts.seeded, counts.replayed
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.status is Status.WAITING:
             request.timings.started_ns = time.perf_counter_ns()
-            request.num_cached = sequence.num_cached
+            request.num_cached, request.slot = sequence.num_cached, sequence.slot
             request.move(Status.PREFILL)
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:

@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 from typing import Final, TypeVar
 
@@ -119,7 +120,13 @@ class Engine:
         `seconds` is the time after which the request ends with DeadlineExceeded; a `grammar` is
         the request's own. Raises RequestError where the prompt cannot run, QueueFull, Closed.
         """
-        request = self._request(prompt_ids, params, seconds, grammar)
+        return self.start(self._request(prompt_ids, params, seconds, grammar), kv_digest=kv_digest)
+
+    def start(self, request: Request, *, kv_digest: bool = False) -> Handle:
+        """Hand in a request that the core made (`core.request`, `core.embedding_request`).
+
+        Raises QueueFull, Closed.
+        """
         handle = Handle(self, request)
         self._enter(request, handle.sink, kv_digest)
         return handle
@@ -137,9 +144,19 @@ class Engine:
         grammar: Grammar | None = None,
     ) -> AsyncIterator[Delta]:
         """Answer one prompt token by token, in an event loop; leaving early cancels it."""
+        request = self._request(prompt_ids, params, seconds, grammar)
+        async with aclosing(self.aread(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def aread(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Hand in a request that the core made and read it in an event loop.
+
+        Leaving early cancels it. Raises QueueFull and Closed at the first step, and what ended the
+        request.
+        """
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        request = self._request(prompt_ids, params, seconds, grammar)
 
         def sink(delta: Delta) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, delta)

@@ -5,12 +5,20 @@ know policies, and holds no device memory.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from graphseed.capture.identity import Namespace
+
+
+class Reads(Enum):
+    """What of a step is read when it is done."""
+
+    LOGITS = "logits"  # of each part's last token
+    HIDDEN = "hidden"  # the last hidden state of every row
 
 
 class Table(Protocol):
@@ -40,12 +48,13 @@ class SequencePart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass: sequences packed into `capacity` rows, each read at its last token."""
+    """One forward pass: sequences packed into `capacity` rows."""
 
     namespace: Namespace
     capacity: int  # rows, padding included
     parts: tuple[SequencePart, ...]
     seq_capacity: int = 1
+    reads: Reads = Reads.LOGITS
 
     @property
     def num_tokens(self) -> int:

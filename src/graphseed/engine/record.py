@@ -24,13 +24,14 @@ from graphseed.capture.selector import Policy, Selection
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.core import EngineCore
 from graphseed.engine.kv import KvMemory
-from graphseed.engine.plan import SequencePart, StepPlan
+from graphseed.engine.plan import Reads, SequencePart, StepPlan
 from graphseed.engine.step import StepRunner
 from graphseed.models.model import Model
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _HEADER: Final = (
     "model", "dtype", "device", "context_len", "num_ubatch", "num_parallel", "block_len", "kv_len",
+    "embeds",
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ class BadRecord(GraphseedError, ValueError):
 
 
 class PlanRecorder:
-    """An observer that writes each step's plan and the digest of its logits.
+    """An observer that writes each step's plan and the digest of what it reads.
 
     Set it as a core's `observer` before the first request; `close` it before the core. It waits for
     the device at each step: for proofs, not for speed.
@@ -57,14 +58,14 @@ class PlanRecorder:
                 "device": core.driver.device, "torch": torch.__version__,
                 "context_len": config.context_len, "num_ubatch": config.num_ubatch,
                 "num_parallel": config.num_parallel, "block_len": config.block_len,
-                "kv_len": config.kv_len,
+                "kv_len": config.kv_len, "embeds": config.embeds,
             }
         )  # fmt: skip
 
     def before(self, plan: StepPlan) -> None:
         """Nothing to see yet."""
 
-    def after(self, plan: StepPlan, logits: torch.Tensor) -> None:
+    def after(self, plan: StepPlan, output: torch.Tensor) -> None:
         """Write one step."""
         parts = []
         for part in plan.parts:
@@ -79,7 +80,8 @@ class PlanRecorder:
         self._write(
             {
                 "namespace": plan.namespace.value, "capacity": plan.capacity,
-                "seq_capacity": plan.seq_capacity, "parts": parts, "logits": _digest(logits),
+                "seq_capacity": plan.seq_capacity, "reads": plan.reads.value, "parts": parts,
+                "output": _digest(output),
             }
         )  # fmt: skip
 
@@ -113,7 +115,7 @@ class ReplayReport:
     """What running a record again showed."""
 
     num_steps: int
-    differing_steps: tuple[int, ...]  # numbers of steps whose logits differ
+    differing_steps: tuple[int, ...]  # numbers of steps whose output differs
     is_kv_equal: bool
 
     @property
@@ -145,7 +147,7 @@ def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
     config = EngineConfig(
         context_len=header["context_len"], num_ubatch=header["num_ubatch"],
         num_parallel=header["num_parallel"], block_len=header["block_len"],
-        kv_len=header["kv_len"],
+        kv_len=header["kv_len"], embeds=header["embeds"],
     )  # fmt: skip
     kv = KvMemory(
         model.layers, config.num_blocks, config.block_len, model.dtype, model.device,
@@ -165,7 +167,7 @@ def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
             raise BadRecord(f"step {num_steps} of {path} is no plan: {error!r}") from None
         for part in plan.parts:
             written.update(part.table.kv_indices(part.start, part.kv_len).tolist())
-        if _digest(runner.run(plan)) != line["logits"]:
+        if _digest(runner.run(plan)) != line["output"]:
             differing.append(num_steps)
         num_steps += 1
     if kv_digest is None:
@@ -181,7 +183,10 @@ def _plan_of(line: dict[str, Any], block_len: int) -> StepPlan:
         )
         for part in line["parts"]
     )  # fmt: skip
-    return StepPlan(Namespace(line["namespace"]), line["capacity"], parts, line["seq_capacity"])
+    return StepPlan(
+        Namespace(line["namespace"]), line["capacity"], parts, line["seq_capacity"],
+        Reads(line["reads"]),
+    )  # fmt: skip
 
 
 def _lines(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
@@ -194,8 +199,8 @@ def _lines(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
         raise BadRecord(f"{path} cannot be read as a record of plans: {error}") from None
 
 
-def _digest(logits: torch.Tensor) -> str:
-    return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()
+def _digest(output: torch.Tensor) -> str:
+    return hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()
 
 
 def _sorted(indices: set[int]) -> torch.Tensor:

@@ -31,11 +31,20 @@ class Status(Enum):
 
 EDGES: Final[dict[Status, frozenset[Status]]] = {
     Status.WAITING: frozenset({Status.PREFILL, Status.FAILED}),
-    Status.PREFILL: frozenset({Status.DECODE, Status.FAILED}),
+    Status.PREFILL: frozenset({Status.DECODE, Status.FINISHED, Status.FAILED}),
     Status.DECODE: frozenset({Status.FINISHED, Status.FAILED}),
     Status.FINISHED: frozenset(),
     Status.FAILED: frozenset(),
 }
+
+
+class Pooling(Enum):
+    """What becomes of a prompt's hidden states where an embedding is asked for."""
+
+    MEAN = "mean"
+    CLS = "cls"  # the first token's
+    LAST = "last"
+    NONE = "none"  # every token's
 
 
 class FinishReason(Enum):
@@ -171,6 +180,15 @@ class Timings:
 
 
 @dataclass(slots=True)
+class Observations:
+    """How the prompt steps of one request were answered; packed ones count for each request."""
+
+    num_steps: int = 0
+    num_seeded: int = 0  # whose graph was instantiated at that step
+    num_replayed: int = 0
+
+
+@dataclass(slots=True)
 class Request:
     """One prompt and its answer. Owned by the engine; readers see it through the stream."""
 
@@ -185,6 +203,11 @@ class Request:
     timings: Timings = field(default_factory=Timings)
     deadline_ns: int | None = None  # of time.perf_counter_ns; the request ends with an error then
     num_cached: int = 0  # prompt tokens whose K/V was reused, at the first admission
+    wanted_slot: int | None = None  # it waits for this one; None: takes any
+    slot: int | None = None  # that it was given first
+    observations: Observations = field(default_factory=Observations)
+    pooling: Pooling | None = None  # asked for an embedding, and for no token
+    embedding: tuple[tuple[float, ...], ...] | None = None  # one row, or one for each token (NONE)
 
     @property
     def num_tokens(self) -> int:

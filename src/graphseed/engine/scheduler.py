@@ -6,14 +6,15 @@ on the requests and the pool, never on the policy of graphs (I9).
 
 The rule:
 
-1. Requests are admitted in order of arrival, each as soon as a slot and the KV blocks of its
-   uncached prompt are there. Nobody overtakes.
+1. Requests are admitted in order of arrival, each as soon as a slot (the one it wants, if it wants
+   one) and the KV blocks of its uncached prompt are there. Nobody overtakes.
 2. While streams decode and prompts prefill, decode steps and prompt steps alternate strictly: a
    stream waits for one prompt step at most between two tokens, a prompt for one decode step between
    two chunks.
 3. A prompt step takes the next chunk of the oldest unfinished prompt, then whole next chunks of the
-   following ones in order, while all fit into `num_ubatch` tokens; it stops at the first that does
-   not. How a prompt is cut does not depend on what it is packed with.
+   following ones in order, while all fit into `num_ubatch` tokens and read the same (logits, or
+   hidden states for embeddings); it stops at the first that does not. How a prompt is cut does not
+   depend on what it is packed with.
 4. A decode step takes every stream.
 5. Streams that need a block go before waiting requests. When the pool has none, the youngest
    admitted request is preempted, as often as needed: its blocks go back, its tokens stay, and it
@@ -30,6 +31,7 @@ from graphseed.engine.blocks import BlockPool, BlockTable, OutOfBlocks
 from graphseed.engine.chunks import capacity_of
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter, QueueFull
+from graphseed.engine.plan import Reads
 from graphseed.engine.request import Request
 
 
@@ -46,6 +48,7 @@ class Sequence:
     num_computed: int = 0  # tokens whose K/V is written by the steps submitted so far, or cached
     num_cached: int = 0  # tokens whose K/V was reused at the first admission
     num_preempted: int = 0  # times that it lost its slot
+    slot: int | None = None  # while it is admitted
 
     @property
     def is_prefilling(self) -> bool:
@@ -76,6 +79,7 @@ class Batch:
     capacity: int  # rows, padding included
     seq_capacity: int  # sequences, padding included
     parts: tuple[Part, ...]  # in order of arrival
+    reads: Reads = Reads.LOGITS
 
 
 class Scheduler:
@@ -101,6 +105,7 @@ class Scheduler:
         self._last: Namespace | None = None
         # The front of the queue that did not fit, and the free blocks there were.
         self._blocked: Sequence | None = None
+        self._free_slots = set(range(config.num_parallel))
         self._num_free_then = 0
 
     @property
@@ -204,6 +209,7 @@ class Scheduler:
             return
         if sequence.is_admitted:
             self._admitted.remove(sequence)
+            self._leave_slot(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.is_admitted = False
@@ -224,6 +230,7 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         sequence = self._admitted.pop()
+        self._leave_slot(sequence)
         sequence.table.close()
         sequence.is_admitted = False
         sequence.num_computed = 0
@@ -236,7 +243,12 @@ class Scheduler:
             sequence = self._waiting[0]
             if self._blocked is sequence and self._pool.num_free <= self._num_free_then:
                 return  # nothing came back since it did not fit
-            num_cached = sequence.table.match_prefix(sequence.tokens)
+            slot = sequence.request.wanted_slot
+            if slot is not None and slot not in self._free_slots:
+                return
+            num_cached = 0
+            if sequence.request.pooling is None:  # hidden states are not kept: all are computed
+                num_cached = sequence.table.match_prefix(sequence.tokens)
             try:
                 sequence.table.grow(len(sequence.tokens))
             except OutOfBlocks as error:
@@ -247,10 +259,17 @@ class Scheduler:
                 return
             self._admitted.append(self._waiting.popleft())
             sequence.is_admitted = True
+            sequence.slot = min(self._free_slots) if slot is None else slot
+            self._free_slots.remove(sequence.slot)
             sequence.prompt_len = len(sequence.tokens)
             sequence.num_computed = num_cached
             if not sequence.num_preempted:
                 sequence.num_cached = num_cached
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._free_slots.add(sequence.slot)
+            sequence.slot = None
 
     def _does_not_fit(self, sequence: Sequence) -> OutOfBlocks:
         num_needed = -(-len(sequence.tokens) // self._pool.block_len)
@@ -264,15 +283,17 @@ class Scheduler:
         parts: list[Part] = []
         num_ubatch = self._config.num_ubatch
         num_rows = 0
+        reads = _reads(prompts[0])
         for sequence in prompts:
             start = sequence.num_computed
             num_tokens = min(num_ubatch, sequence.prompt_len - start)
-            if num_rows + num_tokens > num_ubatch:
+            if num_rows + num_tokens > num_ubatch or _reads(sequence) is not reads:
                 break
             num_rows += num_tokens
             parts.append(_part(sequence, num_tokens))
         capacity = capacity_of(num_rows, num_ubatch)
-        return Batch(Namespace.PROMPT, capacity, self._seq_capacity(len(parts)), tuple(parts))
+        rung = self._seq_capacity(len(parts))
+        return Batch(Namespace.PROMPT, capacity, rung, tuple(parts), reads)
 
     def _decode_step(self, streams: list[Sequence]) -> Batch:
         parts = tuple(_part(sequence, 1) for sequence in streams)
@@ -282,6 +303,10 @@ class Scheduler:
     def _seq_capacity(self, num_sequences: int) -> int:
         """The rung of 1, 2, 4, 8, ... for a number of sequences, at most `num_parallel`."""
         return min(1 << (num_sequences - 1).bit_length(), self._config.num_parallel)
+
+
+def _reads(sequence: Sequence) -> Reads:
+    return Reads.LOGITS if sequence.request.pooling is None else Reads.HIDDEN
 
 
 def _part(sequence: Sequence, num_tokens: int) -> Part:

@@ -5,7 +5,7 @@ Owns StepRunner: the static logits buffer, and for each shape the identity and t
 of every prompt. Does not know requests or sampling.
 """
 
-# T rows of the step, S sequences, V vocabulary
+# T rows of the step, S sequences, V vocabulary, H hidden size
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from graphseed.capture.driver import Driver, Mark
 from graphseed.capture.identity import GraphIdentity, Namespace, Plain
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.kv import KvMemory
-from graphseed.engine.plan import StepPlan
+from graphseed.engine.plan import Reads, StepPlan
 from graphseed.engine.staging import Staging
 from graphseed.models.attention import AttentionStep, attention_context
 from graphseed.models.kernels.plan import AttentionPlan, plan_attention
@@ -28,13 +28,19 @@ IdentityHook = Callable[[GraphIdentity, StepPlan], GraphIdentity]
 
 
 class StepObserver(Protocol):
-    """Sees each step: for measurements and digests. Must not change what is computed."""
+    """Sees each step: for measurements and digests. Must not change what is computed.
+
+    Where a plan reads hidden states, they stand in the place of logits: [T, H] float32.
+    """
 
     def before(self, plan: StepPlan) -> None:
         """Called after staging, before the cache is asked."""
 
     def after(self, plan: StepPlan, logits: torch.Tensor) -> None:
         """Called when the step was submitted; `logits` [S, V] float32 is valid until the next."""
+
+
+_ShapeKey = tuple[Namespace, int, int, Reads, tuple[Plain, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +73,21 @@ class StepRunner:
         self.logits = torch.zeros(
             config.num_parallel, model.vocab_size, dtype=torch.float32, device=model.device
         )
-        self._shapes: dict[tuple[Namespace, int, int, tuple[Plain, ...]], _Shape] = {}
+        rows = config.num_ubatch if config.embeds else 0
+        self.hidden = torch.zeros(rows, model.hidden_size, dtype=torch.float32, device=model.device)
+        self._shapes: dict[_ShapeKey, _Shape] = {}
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """Static buffers of the steps, as bindings."""
-        logits = ("logits", self.logits.data_ptr())
-        return (*self.kv.addresses, *self.staging.addresses, logits)
+        read = (("logits", self.logits.data_ptr()), ("hidden", self.hidden.data_ptr()))
+        return (*self.kv.addresses, *self.staging.addresses, *read)
 
     def run(self, plan: StepPlan, observer: StepObserver | None = None) -> torch.Tensor:
-        """Run one plan and return the logits of each part's last token, [S, V] float32.
+        """Run one plan and return what it reads.
 
-        The result is a static buffer: valid until the next step.
+        That is the logits of each part's last token, [S, V] float32, or the hidden states of its
+        real rows, [T, H] float32. The result is a static buffer: valid until the next step.
         """
         shape = self._shape(plan)
         identity = shape.identity
@@ -88,10 +97,13 @@ class StepRunner:
         if observer is not None:
             observer.before(plan)
         self._cache.run(identity, shape.work)
-        logits = self.logits[: len(plan.parts)]
+        if plan.reads is Reads.HIDDEN:
+            output = self.hidden[: plan.num_tokens]
+        else:
+            output = self.logits[: len(plan.parts)]
         if observer is not None:
-            observer.after(plan, logits)
-        return logits
+            observer.after(plan, output)
+        return output
 
     def run_direct(self, plan: StepPlan) -> None:
         """Run one plan beside the cache: a warm-up that is no observation."""
@@ -99,14 +111,19 @@ class StepRunner:
         self._shape(plan).work()
 
     def _shape(self, plan: StepPlan) -> _Shape:
-        key = (plan.namespace, plan.capacity, plan.seq_capacity, _math_settings())
+        key = (plan.namespace, plan.capacity, plan.seq_capacity, plan.reads, _math_settings())
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._build(*key)
         return shape
 
     def _build(
-        self, namespace: Namespace, capacity: int, seq_capacity: int, math: tuple[Plain, ...]
+        self,
+        namespace: Namespace,
+        capacity: int,
+        seq_capacity: int,
+        reads: Reads,
+        math: tuple[Plain, ...],
     ) -> _Shape:
         model, staging = self._model, self.staging
         plans = tuple(self._plan(layer, capacity, seq_capacity) for layer in model.layers)
@@ -128,6 +145,12 @@ class StepRunner:
             with torch.no_grad(), attention_context(step):
                 logits.copy_(model.forward(token_ids, positions, logits_rows))
 
+        hidden = self.hidden[:capacity]
+
+        def work_hidden() -> None:
+            with torch.no_grad(), attention_context(step):
+                hidden.copy_(model.hidden(token_ids, positions))
+
         structure: tuple[tuple[str, Plain], ...] = (
             ("tokens", capacity),
             ("batch", seq_capacity),
@@ -138,12 +161,12 @@ class StepRunner:
             ("max_blocks", self._config.max_blocks),
             ("math", math),
             ("adapters", ()),
-            ("reads_logits", True),
+            ("reads", reads.value),
         )
         identity = GraphIdentity(
             namespace, self._driver.device, model.first_node(capacity), structure
         )
-        return _Shape(identity, work)
+        return _Shape(identity, work if reads is Reads.LOGITS else work_hidden)
 
     def _plan(self, layer: LayerShape, capacity: int, seq_capacity: int) -> AttentionPlan:
         max_kv_len = self._config.context_len

@@ -5,7 +5,7 @@ to sample. Does not know where K/V memory is: attention reaches it through the a
 that is current during `forward`. The module is never changed after loading, so that what a graph
 baked in stays true.
 
-Shapes: T tokens in the step, S rows whose logits are read, V vocabulary.
+Shapes: T tokens in the step, S rows whose logits are read, V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,6 +80,17 @@ class Model:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The last hidden state [T, H], in the model's dtype, after the final norm.
+
+        As `forward`, without the head.
+        """
+        output = self.module.base_model(
+            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
 
     def first_node(self, num_tokens: int) -> FirstNode:
         """What a forward of `num_tokens` tokens begins with: the embedding."""
