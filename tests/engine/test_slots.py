@@ -54,3 +54,33 @@ def test_a_request_knows_how_its_prompt_steps_were_answered(make_engine):
     run_all(off)
     seen = request.observations
     assert (seen.num_steps, seen.num_seeded, seen.num_replayed) == (5, 0, 0)
+
+
+def test_progress_is_told_where_it_was_asked_for_and_only_there(make_engine):
+    engine = make_engine("off", num_ubatch=16, num_parallel=2, reuses_prefixes=True)
+    engine.generate(prompt_of(40), PARAMS)
+    told, quiet = engine.request(prompt_of(70), PARAMS), engine.request(prompt_of(20, 1), PARAMS)
+    told.reports_progress = True
+    for request in (told, quiet):
+        engine.submit(request)
+    seen = []
+    while not engine.is_idle:
+        seen += engine.step()
+    progress = [delta for delta in seen if delta.num_prompt_done is not None]
+    assert all(delta.request is told and delta.token_id is None for delta in progress)
+    assert [delta.num_prompt_done for delta in progress] == [32, 48, 64, 70]
+    assert told.num_cached == 32
+    # All of it before the first token.
+    first = next(i for i, d in enumerate(seen) if d.request is told and d.token_id is not None)
+    assert first > seen.index(progress[-1])
+
+
+def test_a_request_may_decline_a_cached_prefix(make_engine):
+    engine = make_engine("off", num_parallel=2, reuses_prefixes=True)
+    engine.generate(prompt_of(70), PARAMS)
+    fresh = engine.request(prompt_of(70), PARAMS)
+    fresh.reuses_prefix = False
+    engine.submit(fresh)
+    run_all(engine)
+    assert fresh.num_cached == 0
+    assert engine.generate(prompt_of(70), PARAMS)[1].num_cached == 64

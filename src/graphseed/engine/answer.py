@@ -24,6 +24,7 @@ class Delta:
     is_last: bool = False  # whether the request ended with it
     error: Exception | None = None  # what ended the request, if that was an error
     kv_digest: str | None = None  # on the last, when asked for
+    num_prompt_done: int | None = None  # prompt tokens cached or submitted; only where asked for
 
 
 @dataclass(slots=True)

@@ -166,6 +166,8 @@ class EngineCore:
         try:
             output = self._run(batch)
             self.scheduler.submitted(batch)
+            for part in batch.parts:
+                self._report(part.sequence.request, part.start + part.num_tokens)
         except DeviceLost:
             raise
         except Exception as error:
@@ -334,6 +336,11 @@ class EngineCore:
             request.timings.started_ns = time.perf_counter_ns()
             request.num_cached, request.slot = sequence.num_cached, sequence.slot
             request.move(Status.PREFILL)
+            self._report(request, sequence.num_cached)
+
+    def _report(self, request: Request, num_done: int) -> None:
+        if request.reports_progress and request.status is Status.PREFILL:
+            self._answers.keep([Delta(request, num_prompt_done=num_done)])
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         return resolve(

@@ -203,6 +203,8 @@ class Request:
     timings: Timings = field(default_factory=Timings)
     deadline_ns: int | None = None  # of time.perf_counter_ns; the request ends with an error then
     num_cached: int = 0  # prompt tokens whose K/V was reused, at the first admission
+    reuses_prefix: bool = True  # where the engine does
+    reports_progress: bool = False  # deltas without a token tell how far the prompt is
     wanted_slot: int | None = None  # it waits for this one; None: takes any
     slot: int | None = None  # that it was given first
     observations: Observations = field(default_factory=Observations)

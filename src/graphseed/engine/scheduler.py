@@ -247,7 +247,8 @@ class Scheduler:
             if slot is not None and slot not in self._free_slots:
                 return
             num_cached = 0
-            if sequence.request.pooling is None:  # hidden states are not kept: all are computed
+            request = sequence.request
+            if request.reuses_prefix and request.pooling is None:  # hidden states are not kept
                 num_cached = sequence.table.match_prefix(sequence.tokens)
             try:
                 sequence.table.grow(len(sequence.tokens))
