@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from graphseed.capture.errors import Closed, GraphseedError
 from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.core import EngineCore
-from graphseed.engine.errors import BadParameter, QueueFull
+from graphseed.engine.errors import QueueFull
 from graphseed.engine.grammar import Grammar
 from graphseed.engine.request import Request, SamplingParams, Status
 
@@ -247,9 +247,7 @@ class Engine:
         self._check_open()
         request = self.core.request(prompt_ids, params, grammar)
         if seconds is not None:
-            if not 0 < seconds < float("inf"):
-                raise BadParameter("seconds", seconds, "a time above 0")
-            request.deadline_ns = request.timings.submitted_ns + int(seconds * 1e9)
+            request.set_deadline(seconds)
         return request
 
     def _enter(self, request: Request, sink: Sink, kv_digest: bool) -> None:

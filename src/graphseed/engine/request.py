@@ -216,6 +216,12 @@ class Request:
         """Tokens of prompt and answer so far."""
         return len(self.prompt_ids) + len(self.output_ids)
 
+    def set_deadline(self, seconds: float) -> None:
+        """End with DeadlineExceeded when it is not finished so long after it was made."""
+        if not 0 < seconds < inf:
+            raise BadParameter("seconds", seconds, "a time above 0")
+        self.deadline_ns = self.timings.submitted_ns + int(seconds * 1e9)
+
     def move(self, to: Status) -> None:
         """The only way a status changes. Raises IllegalMove off the table."""
         if to not in EDGES[self.status]:
