@@ -1,0 +1,1 @@
+"""Committed results as pages: what figures.py writes, from benchmarks/results/*.jsonl."""
