@@ -91,7 +91,7 @@ def rows(model: Model, driver: Driver, args: argparse.Namespace) -> Iterator[dic
     """Every measurement, one by one."""
     for rest_seconds in (0.0, REST_SECONDS):
         yield first_tokens(model, driver, args.rounds, rest_seconds)
-    for num_clients in (int(part) for part in args.clients.split(",")):
+    for num_clients in (int(part) for part in args.clients.split(",") if part):
         for policy in POLICIES:
             yield measured(policy, model, driver, args, num_clients)
 
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("-c", "--ctx-size", type=int, default=4096)
     parser.add_argument("-np", "--parallel", type=int, default=32)
-    parser.add_argument("--clients", default="1,8,32")
+    parser.add_argument("--clients", default="1,8,32", help="empty: first tokens alone")
     parser.add_argument("--requests", type=int, default=96, help="of each measured load")
     parser.add_argument("--proven", type=int, default=32, help="of the load that is recorded")
     parser.add_argument("--rounds", type=int, default=30, help="of the first-token measurement")
