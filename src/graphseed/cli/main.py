@@ -12,9 +12,12 @@ from typing import Final
 
 import graphseed
 from graphseed.capture import GraphseedError
-from graphseed.cli import demo, replay_plans, run
+from graphseed.cli import attribute, bench, demo, replay_plans, run, verify
 
-COMMANDS: Final = {"run": run, "demo": demo, "replay-plans": replay_plans}
+COMMANDS: Final = {
+    "run": run, "demo": demo, "attribute": attribute, "bench": bench, "verify": verify,
+    "replay-plans": replay_plans,
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

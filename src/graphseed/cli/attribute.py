@@ -1,0 +1,192 @@
+"""`graphseed attribute`: where the host's time goes, and what replay would save.
+
+Owns the flow: measure the direct path and print the prediction, then replay and print both; or
+sample running processes. What is measured is in measure/attribute and measure/sampling_profile, how
+it is shown in attribute_report.
+"""
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from graphseed.capture import Selection
+from graphseed.cli import options
+
+if TYPE_CHECKING:
+    from graphseed.measure.attribution import ChunkGrid
+
+SUMMARY: Final = "Say where a prompt's host time goes and predict what replay saves."
+DEFAULT_MODEL: Final = "smollm2"
+CHUNKS: Final = (32, 128, 512)
+CUDA_CHUNKS: Final = (*CHUNKS, 2048)
+MAX_SECONDS: Final = 600
+# Without it torch 2.13's profiler writes two lines on stderr each time it starts and stops.
+LOG_LEVEL_VARIABLE: Final = "KINETO_LOG_LEVEL"
+
+logger = logging.getLogger("graphseed.attribute")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL",
+        help="smollm2, a Hugging Face directory or hub id, a GGUF file, or random:PRESET "
+        f"(default: {DEFAULT_MODEL})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunks", metavar="LIST",
+        help="chunk sizes in tokens (default: 32,128,512, on a GPU 2048 too)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contexts", metavar="LIST",
+        help="tokens before the chunk, random ones, prefilled and not timed (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-c", "--ctx-size", type=int, default=0, metavar="N",
+        help="tokens of the engine's context, on which kernel plans depend (default: 0 = the "
+        "longest of --contexts and the largest of --chunks)",
+    )  # fmt: skip
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:N (default: auto)")
+    parser.add_argument("--dtype", help="auto, bf16, fp16, fp32 (default: auto)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="write a Chrome trace of one profiled direct chunk, the first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pid", type=int, action="append", metavar="PID",
+        help="instead of -m: sample a running graphseed process; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=int, metavar="N", help="of --pid (default: 5)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="append the result as one JSON line"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log debug lines too")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no bar, log warnings only")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run the command: 0, or 1 where a chunk was not replayed. Raises GraphseedError."""
+    _check_together(args)
+    for flag, path in (("--json", args.json), ("--trace", args.trace)):
+        _check_writable(flag, path)
+    return _sample(args) if args.pid else _attribute(args)
+
+
+def _attribute(args: argparse.Namespace) -> int:
+    contexts = _numbers("--contexts", args.contexts or "0")
+    chunks = _numbers("--chunks", args.chunks) if args.chunks is not None else CHUNKS
+    os.environ.setdefault(LOG_LEVEL_VARIABLE, "9")
+    from graphseed.cli import attribute_report as report
+    from graphseed.drivers import open_driver
+    from graphseed.measure.attribute import measure_direct, measure_replay
+    from graphseed.measure.attribution import Cell, ChunkGrid
+
+    args.model, args.device = args.model or DEFAULT_MODEL, args.device or "auto"
+    args.dtype = args.dtype or "auto"
+    grid = ChunkGrid(chunks, contexts, args.ctx_size)
+    if args.chunks is None and open_driver(args.device).device != "cpu":
+        grid = ChunkGrid(CUDA_CHUNKS, contexts, args.ctx_size)
+    loaded = options.load(args, Selection())
+    model, driver = loaded.model, loaded.driver
+    report.print_head(model, driver, grid)
+    with _progress(grid, "direct path", args.quiet) as watch:
+        gap, directs = measure_direct(model, driver, grid, watch, args.trace)
+    report.print_direct(directs, driver.device)
+    report.print_prediction(directs, gap)
+    with _progress(grid, "replay", args.quiet) as watch:
+        replays = measure_replay(model, driver, grid, watch)
+    cells = [Cell(d, r) for d, r in zip(directs, replays, strict=True)]
+    sentences = report.print_outcome(cells, driver.device)
+    if args.trace is not None:
+        logger.info("trace of one chunk in %s", args.trace)
+    if args.json is not None:
+        _append(args.json, report.as_record(model, driver, grid, gap, cells, sentences))
+    return 1 if any(cell.multiple is None for cell in cells) else 0
+
+
+def _sample(args: argparse.Namespace) -> int:
+    from graphseed.cli import attribute_report as report
+    from graphseed.measure.sampling_profile import sample_processes
+
+    seconds = args.seconds or 5
+    processes = sample_processes(args.pid, seconds)
+    report.print_samples(processes, seconds)
+    if args.json is not None:
+        _append(args.json, report.samples_record(processes, seconds))
+    return 0
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """Raise BadParameter for flags that contradict each other."""
+    from graphseed.engine import BadParameter
+
+    if not args.pid:
+        if args.seconds is not None:
+            raise BadParameter("--seconds", args.seconds, "--pid beside it, or no --seconds")
+        return
+    for flag, given in (
+        ("-m", args.model), ("--chunks", args.chunks), ("--contexts", args.contexts),
+        ("-c", args.ctx_size or None), ("--device", args.device), ("--dtype", args.dtype),
+        ("--trace", args.trace and str(args.trace)),
+    ):  # fmt: skip
+        if given is not None:
+            raise BadParameter(flag, given, "nothing beside --pid: the process has its own model")
+    if min(args.pid) < 1 or len(set(args.pid)) < len(args.pid):
+        raise BadParameter("--pid", args.pid, "ids of different running graphseed processes")
+    if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
+        raise BadParameter("--seconds", args.seconds, f"1 to {MAX_SECONDS} seconds")
+
+
+def _check_writable(flag: str, path: Path | None) -> None:
+    from graphseed.engine import BadParameter
+
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise BadParameter(flag, str(path), f"a file to write ({error})") from None
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    from graphseed.engine import BadParameter
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BadParameter(flag, text, "whole numbers, comma-separated") from None
+
+
+@contextmanager
+def _progress(grid: "ChunkGrid", what: str, is_quiet: bool) -> "Iterator[Callable[[str], None]]":
+    """A bar on stderr, where a person watches, told what comes next."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    err = Console(stderr=True, highlight=False)
+    # Drawn seldom, and stdout left alone: it may be a file.
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=err,
+        disable=is_quiet or not err.is_terminal, refresh_per_second=2, transient=True,
+        redirect_stdout=False,
+    )  # fmt: skip
+    rounds = 2 if what == "direct path" else 1  # timed, and profiled
+    with bar:
+        task = bar.add_task(what, total=rounds * grid.num_cells + len(grid.contexts) + rounds)
+
+        def watch(text: str) -> None:
+            bar.update(task, advance=1, description=f"{what}: {text}")
+
+        yield watch
+
+
+def _append(path: Path, record: dict[str, object]) -> None:
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(record) + "\n")
+    logger.info("result appended to %s", path)
