@@ -13,7 +13,7 @@ from pages import readme, results, timeline
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
-FIGURES = "src/graphseed/cli/demo_data/gpu_figures.json"
+FIGURES = "src/graphseed/cli/demo/data/gpu_figures.json"
 PAGE, README = "docs/results.md", "README.md"
 
 

@@ -3,7 +3,8 @@
 Question: with 1, 8 and 32 clients, how long does a request wait for its slot and for its first
 token, how fast do tokens come, how many observations replay, and are the recorded plans of the
 whole load the same bytes with graphs disabled? Also: how much does the engine add to the bare step
-for one client's 512-token prompt (TTFT through Engine.stream against its own step on the device's clock)?
+for one client's 512-token prompt (TTFT through Engine.stream against its own step, on the device's
+clock)?
 
     python benchmarks/many.py -m random:smollm2-135m --device cuda --json FILE
 """

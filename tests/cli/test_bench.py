@@ -12,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphseed.cli import bench, bench_flags, bench_load, bench_plot
-from graphseed.cli.bench_flags import numbers
+from graphseed.cli import bench
+from graphseed.cli.bench import flags, load, plot
+from graphseed.cli.bench.flags import numbers
 from graphseed.cli.main import COMMANDS, main
 from graphseed.drivers import open_driver
 from graphseed.engine import BadParameter
 from graphseed.engine.step import StepRunner
-from graphseed.measure import ceiling
+from graphseed.measure.bench import ceiling
 
 SMALL = ("--dtype", "fp32", "-r", "2", "--policies", "off,seed")
 
@@ -46,10 +47,10 @@ def real_ceiling():
     """Measure it, as the command does."""
 
 
-def checked(*args: str) -> bench_flags.BenchRequest:
+def checked(*args: str) -> flags.BenchRequest:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     bench.add_flags(parser)
-    return bench_flags.checked(parser.parse_args(args))
+    return flags.checked(parser.parse_args(args))
 
 
 # Lists and ranges ---------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_bad_input_is_named_before_anything_is_loaded(args, words, cli, capsys, 
 
 
 def test_a_missing_plot_library_is_told_before_anything_is_measured(cli, capsys, monkeypatch):
-    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert cli("bench", "--plot", "x.svg", "-p", "8,16") == 1
     assert "pip install 'graphseed[plot]'" in capsys.readouterr().err
 
@@ -361,6 +362,6 @@ def test_the_plot_draws_each_policy_over_the_prompt_lengths_with_its_decode(cli,
 
 def test_load_hands_over_to_the_clients_with_one_model(cli, monkeypatch):
     seen = []
-    monkeypatch.setattr(bench_load, "execute", lambda args: seen.append(args) or 7)
+    monkeypatch.setattr(load, "execute", lambda args: seen.append(args) or 7)
     assert cli("bench", "--load", "--clients", "1") == 7
     assert seen[0].model == "random:tiny-llama" and seen[0].device == "cpu"

@@ -11,7 +11,7 @@ import pytest
 from graphseed.capture import Namespace
 from graphseed.capture.tally import Counts
 from graphseed.cli import bench, options
-from graphseed.cli import bench_load_report as report
+from graphseed.cli.bench import load_report as report
 from graphseed.engine import BadParameter, Request, SamplingParams
 from graphseed.engine.record import ReplayReport
 from graphseed.engine.request import Timings

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graphseed.capture import GraphIdentity, Namespace
-from graphseed.cli import demo_report
+from graphseed.cli.demo import report as demo_report
 from graphseed.engine.step import StepRunner
 from graphseed.measure.demo import PolicyRun
 

@@ -12,12 +12,12 @@ from graphseed.drivers import open_driver
 from graphseed.drivers.host import HostArena, HostDriver
 from graphseed.engine.errors import DeviceMemoryError
 from graphseed.engine.step import StepRunner
-from graphseed.measure.bench import BenchSettings, measure_test, num_runs
-from graphseed.measure.ceiling import Ceiling, measure_ceiling
-from graphseed.measure.grid import SHORT_DECODE_LEN, BenchTest
-from graphseed.measure.lane import Lane, Watch
+from graphseed.measure.bench.ceiling import Ceiling, measure_ceiling
+from graphseed.measure.bench.grid import SHORT_DECODE_LEN, BenchTest
+from graphseed.measure.bench.lane import Lane, Watch
+from graphseed.measure.bench.rows import BenchRow, mean_and_sd, with_decode_beside
+from graphseed.measure.bench.runs import BenchSettings, measure_test, num_runs
 from graphseed.measure.policies import POLICIES
-from graphseed.measure.rows import BenchRow, mean_and_sd, with_decode_beside
 from graphseed.models import Model, load_model
 
 CEILING = Ceiling({"float32": 0.05}, 10.0)

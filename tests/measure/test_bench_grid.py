@@ -9,7 +9,7 @@ from graphseed.engine.blocks import BlockPool
 from graphseed.engine.chunks import capacity_of
 from graphseed.engine.request import Request
 from graphseed.engine.scheduler import Scheduler
-from graphseed.measure.grid import BenchTest, Piece, grid
+from graphseed.measure.bench.grid import BenchTest, Piece, grid
 
 ONE = {
     "pairs": [], "depth_lens": [0], "num_batches": [2048], "num_ubatches": [512],

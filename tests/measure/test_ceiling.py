@@ -15,8 +15,8 @@ from graphseed.drivers.host import HostDriver
 from graphseed.engine import EngineConfig, EngineCore
 from graphseed.engine.blocks import BlockTable
 from graphseed.engine.plan import SequencePart, StepPlan
-from graphseed.measure.ceiling import Ceiling, StepCost, measure_ceiling, num_visible_keys
-from graphseed.measure.grid import BenchTest, Piece
+from graphseed.measure.bench.ceiling import Ceiling, StepCost, measure_ceiling, num_visible_keys
+from graphseed.measure.bench.grid import BenchTest, Piece
 from graphseed.models import Model, load_model
 
 

@@ -14,8 +14,8 @@ from graphseed.drivers.host import HostArena
 from graphseed.engine import BadParameter, DeviceMemoryError, NotFinite
 from graphseed.engine.plan import StepPlan
 from graphseed.engine.staging import Staging
-from graphseed.measure.differences import Difference, Kind
-from graphseed.measure.verify import Progress, Verification, VerifySettings, verify
+from graphseed.measure.verify.differences import Difference, Kind
+from graphseed.measure.verify.proof import Progress, Verification, VerifySettings, verify
 from graphseed.models import Model, load_model
 from graphseed.models.kernels import operator
 
@@ -384,7 +384,7 @@ def test_settings_out_of_range_are_named(field: str, value: Any, words: str) -> 
 
 
 def test_the_longest_prompt_leaves_room_in_the_models_context(model: Model) -> None:
-    from graphseed.measure.verify import _sized
+    from graphseed.measure.verify.proof import _sized
 
     sizes, config, _ = _sized(model, settings(max_tokens=100_000))
     assert (sizes.longest, config.context_len) == (2040, 2048)

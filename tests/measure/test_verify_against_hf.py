@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphseed.drivers import open_driver
-from graphseed.measure.against_hf import compare_with_hf
-from graphseed.measure.verify import SequenceReads, VerifySettings, verify
+from graphseed.measure.verify.against_hf import compare_with_hf
+from graphseed.measure.verify.proof import SequenceReads, VerifySettings, verify
 from graphseed.models import Model, load_model
 from graphseed.models.attention import ATTENTION_NAME
 

@@ -5,8 +5,10 @@ import pytest
 from graphseed.capture import Namespace
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig
-from graphseed.measure.case_plans import Planner, Step
-from graphseed.measure.cases import (
+from graphseed.measure.policies import POLICIES
+from graphseed.measure.session import Session
+from graphseed.measure.verify.case_plans import Planner, Step
+from graphseed.measure.verify.cases import (
     ROOM,
     Decode,
     Prefill,
@@ -16,8 +18,6 @@ from graphseed.measure.cases import (
     make_cases,
     prompt_lens,
 )
-from graphseed.measure.policies import POLICIES
-from graphseed.measure.session import Session
 from graphseed.models import Model
 
 USUAL = Sizes(longest=2048, num_ubatch=512, num_parallel=4, block_len=16)

@@ -1,24 +1,32 @@
 """`graphseed attribute`: where the host's time goes, and what replay would save.
 
-Owns the flow: measure the direct path and print the prediction, then replay and print both; or
-sample running processes. What is measured is in measure/attribute and measure/sampling_profile, how
-it is shown in attribute_report.
+Owns the flow: measure the direct path, profile it in a process of its own and print the prediction,
+then replay and print both; or sample running processes. Owns that process: it loads the model
+anew, says nothing, and does not outlive this one. What is measured is in measure/attribute and
+measure/sampling_profile, how it is shown in attribute_report.
 """
 
 import argparse
 import json
 import logging
+import multiprocessing
 import os
+import signal
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from graphseed.capture import Selection
+from graphseed.capture import GraphseedError, Selection
 from graphseed.cli import options
 
 if TYPE_CHECKING:
-    from graphseed.measure.attribution import ChunkGrid
+    from graphseed.measure.attribution import ChunkGrid, Profiled
 
 SUMMARY: Final = "Say where a prompt's host time goes and predict what replay saves."
 DEFAULT_MODEL: Final = "smollm2"
@@ -29,6 +37,25 @@ MAX_SECONDS: Final = 600
 LOG_LEVEL_VARIABLE: Final = "KINETO_LOG_LEVEL"
 
 logger = logging.getLogger("graphseed.attribute")
+
+
+class ProfilingFailed(GraphseedError, RuntimeError):
+    """The process that profiles ended without an answer."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the direct path could not be profiled in a process of its own: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the process that profiles is to do; plain, for it crosses to that process."""
+
+    model: str
+    device: str
+    dtype: str
+    grid: "ChunkGrid"
+    nums: tuple[int, ...]  # how often each cell is profiled
+    trace: Path | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +107,10 @@ def execute(args: argparse.Namespace) -> int:
 def _attribute(args: argparse.Namespace) -> int:
     contexts = _numbers("--contexts", args.contexts or "0")
     chunks = _numbers("--chunks", args.chunks) if args.chunks is not None else CHUNKS
-    os.environ.setdefault(LOG_LEVEL_VARIABLE, "9")
     from graphseed.cli import attribute_report as report
     from graphseed.drivers import open_driver
-    from graphseed.measure.attribute import measure_direct, measure_replay
-    from graphseed.measure.attribution import Cell, ChunkGrid
+    from graphseed.measure.attribute import measure_direct, measure_replay, num_profiled
+    from graphseed.measure.attribution import Cell, ChunkGrid, predict
 
     args.model, args.device = args.model or DEFAULT_MODEL, args.device or "auto"
     args.dtype = args.dtype or "auto"
@@ -94,11 +120,16 @@ def _attribute(args: argparse.Namespace) -> int:
     loaded = options.load(args, Selection())
     model, driver = loaded.model, loaded.driver
     report.print_head(model, driver, grid)
-    with _progress(grid, "direct path", args.quiet) as watch:
-        gap, directs = measure_direct(model, driver, grid, watch, args.trace)
+    num_steps = grid.num_cells + len(contexts)
+    with _progress("direct path", num_steps + 1, args.quiet) as watch:
+        line, timed = measure_direct(model, driver, grid, watch)
+    nums = tuple(map(num_profiled, timed))
+    asked = Asked(args.model, driver.device, args.dtype, grid, nums, args.trace)
+    with _progress("profile", num_steps + 2, args.quiet) as watch:
+        gap, directs = predict(line, timed, profile_apart(asked, watch))
     report.print_direct(directs, driver.device)
     report.print_prediction(directs, gap)
-    with _progress(grid, "replay", args.quiet) as watch:
+    with _progress("replay", num_steps, args.quiet) as watch:
         replays = measure_replay(model, driver, grid, watch)
     cells = [Cell(d, r) for d, r in zip(directs, replays, strict=True)]
     sentences = report.print_outcome(cells, driver.device)
@@ -107,6 +138,94 @@ def _attribute(args: argparse.Namespace) -> int:
     if args.json is not None:
         _append(args.json, report.as_record(model, driver, grid, gap, cells, sentences))
     return 1 if any(cell.multiple is None for cell in cells) else 0
+
+
+def profile_apart(asked: Asked, watch: Callable[[str], None]) -> "Profiled":
+    """Profile in a process that has ended when this returns or raises. Raises ProfilingFailed."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_answer, args=(theirs,), name="graphseed profile", daemon=True)
+    try:
+        process.start()
+        theirs.close()
+        watch("loading the model")
+        found = _hear(ours, process, asked, watch)
+        process.join()  # so that its memory is free
+        return found
+    finally:
+        ours.close()
+        if process.pid is not None:
+            process.kill()
+            process.join()
+
+
+def _hear(
+    pipe: Connection, process: BaseProcess, asked: Asked, watch: Callable[[str], None]
+) -> "Profiled":
+    try:
+        pipe.send(asked)
+        while True:
+            kind, value = pipe.recv()
+            if kind == "found":
+                found: Profiled = value
+                return found
+            if kind == "failed":
+                raise ProfilingFailed(value)
+            watch(value)
+    except (EOFError, OSError):
+        process.join()
+        raise ProfilingFailed(_death(process.exitcode or 0)) from None
+
+
+def _death(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"it ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = "; a system that is out of memory does that" if name == "SIGKILL" else ""
+    return f"it was ended by {name}{hint}"
+
+
+def _answer(pipe: Connection) -> None:
+    """The whole of the process that profiles."""
+    # Ctrl-C reaches every process of a terminal; it is the parent that ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.setdefault(LOG_LEVEL_VARIABLE, "9")
+    # What there is to say of this model was said when the parent loaded it.
+    logging.getLogger("graphseed").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    try:
+        told: tuple[str, Any] = ("found", _profile(pipe.recv(), lambda text: pipe.send(("", text))))
+    except Exception as error:
+        told = ("failed", _words(error))
+    pipe.send(told)
+
+
+def _profile(asked: Asked, watch: Callable[[str], None]) -> "Profiled":
+    from graphseed.drivers import open_driver
+    from graphseed.measure.attribute import profile_direct
+    from graphseed.models.load import load_model
+
+    driver = open_driver(asked.device)
+    model = load_model(
+        asked.model, device=driver.device, dtype=asked.dtype,
+        bf16_is_fast=driver.computes_bf16_fast, progress=False,
+    )  # fmt: skip
+    return profile_direct(model, driver, asked.grid, asked.nums, watch, asked.trace)
+
+
+def _words(error: Exception) -> str:
+    text = next(iter(str(error).strip().splitlines()), "no reason given")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory, as the model is loaded a second time there: {text}"
+    return text if isinstance(error, GraphseedError) else f"{type(error).__name__}: {text}"
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _sample(args: argparse.Namespace) -> int:
@@ -164,7 +283,7 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def _progress(grid: "ChunkGrid", what: str, is_quiet: bool) -> "Iterator[Callable[[str], None]]":
+def _progress(what: str, num_steps: int, is_quiet: bool) -> "Iterator[Callable[[str], None]]":
     """A bar on stderr, where a person watches, told what comes next."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -176,9 +295,8 @@ def _progress(grid: "ChunkGrid", what: str, is_quiet: bool) -> "Iterator[Callabl
         disable=is_quiet or not err.is_terminal, refresh_per_second=2, transient=True,
         redirect_stdout=False,
     )  # fmt: skip
-    rounds = 2 if what == "direct path" else 1  # timed, and profiled
     with bar:
-        task = bar.add_task(what, total=rounds * grid.num_cells + len(grid.contexts) + rounds)
+        task = bar.add_task(what, total=num_steps)
 
         def watch(text: str) -> None:
             bar.update(task, advance=1, description=f"{what}: {text}")

@@ -45,7 +45,7 @@ def print_prediction(cells: Sequence[Direct], gap: LaunchGap) -> None:
     """Print what is predicted of the replay, term by term."""
     out.print(
         f"\nlaunch gap, from graphs of near-empty kernels: a launch costs {gap.launch_us:.1f} us, "
-        f"a node {gap.node_us:.2f} us, of which the kernel by itself is {gap.kernel_us:.2f}: a gap "
+        f"a node {gap.node_us:.2f} us, of which a kernel by itself is {gap.kernel_us:.2f}: a gap "
         f"of {gap.gap_us:+.2f} us"
     )
     table = _table(
@@ -80,7 +80,7 @@ def print_outcome(cells: Sequence[Cell], device: str) -> list[str]:
             out.print(
                 f"note: beside the replays a direct chunk of {cell.direct.chunk} tokens behind "
                 f"{cell.direct.context} took {100 * cell.drift:+.0f} % against before; the machine "
-                "was not as free both times, or the profiler left something behind"
+                "was not as free both times"
             )
     if device == "cpu":
         out.print(

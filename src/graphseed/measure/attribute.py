@@ -1,30 +1,33 @@
 """Measures where the host's time goes in a model's prompt path, and what replay saves.
 
-Owns the order of things: the direct path without a profiler, the launch gap, the same chunks under
-the profiler with a prediction of their replay, and, in a call of its own, the replay. Until
-`measure_replay` no graph of the model exists. What the figures are and how a replay is predicted is
-attribution's; what they mean in words is verdict's. Does not print.
+Owns three measurements, each of every cell. `measure_direct` times the direct path without a
+profiler, `profile_direct` profiles the same chunks, `measure_replay` seeds and replays them. On a
+GPU a profiler leaves something behind that makes every later launch of its process dearer (seen on
+an H200: 0.9 ms of host for a launch of 1,222 nodes instead of 0.1), so `profile_direct` wants a
+process of its own; who gives it one is the caller's to say. Until `measure_replay` no graph of the
+model exists. What the figures are and how a replay is predicted is attribution's; what they mean in
+words is verdict's. Does not print.
 """
 
+import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Final
 
 import numpy as np
+import torch
 
 from graphseed.capture.driver import Driver
-from graphseed.capture.events import Event, Refused, Replayed, Seeded
-from graphseed.capture.identity import Namespace
+from graphseed.capture.events import Direct, Event, Refused, Replayed, Seeded
+from graphseed.capture.identity import GraphIdentity, Namespace
 from graphseed.engine.plan import StepPlan
-from graphseed.measure.attribution import ChunkGrid, Direct, Prediction, Replay, Timing
-from graphseed.measure.launch_gap import LaunchGap, calibrate, measure_line
+from graphseed.measure.attribution import ChunkGrid, Profiled, Replay, Timed, Timing
+from graphseed.measure.launch_gap import GraphLine, measure_line, profile_kernel
 from graphseed.measure.policies import POLICIES
 from graphseed.measure.profile import profile_work
 from graphseed.measure.session import Session
@@ -39,38 +42,58 @@ Watch = Callable[[str], None]  # told what is about to be measured
 
 
 def measure_direct(
-    model: Model, driver: Driver, grid: ChunkGrid, watch: Watch, trace: Path | None = None
-) -> tuple[LaunchGap, list[Direct]]:
-    """Time and profile every cell without a graph of the model, and predict its replay.
+    model: Model, driver: Driver, grid: ChunkGrid, watch: Watch
+) -> tuple[GraphLine, list[Timed]]:
+    """Time every cell without a profiler, and graphs of near-empty kernels.
 
-    Everything is timed before the profiler is loaded for the first time, which may cost something
-    ever after. `trace` gets a Chrome trace of one chunk of the first cell.
+    Nothing is kept: the device's memory is given back, to whoever profiles the same model next.
     """
-    with ExitStack() as stack:
-        benches = {}
-        for context in grid.contexts:
-            watch(f"context {context}: filling")
-            benches[context] = stack.enter_context(_Bench(model, driver, grid, context, "off"))
-        timed = []
-        for context, chunk in product(grid.contexts, grid.chunks):
-            watch(f"context {context}, chunk {chunk}: direct")
-            bench = benches[context]
-            [(wall, host_ms)] = bench.time(chunk, bench.session.run)
-            timed.append((bench, chunk, wall, host_ms, bench.stage_ms(chunk)))
-        watch("launch gap")
-        gap = calibrate(driver, measure_line(driver))
-        cells = []
-        for bench, chunk, wall, host_ms, stage_ms in timed:
-            watch(f"context {bench.context}, chunk {chunk}: profile")
-            num_runs = _num_runs(wall.median_ms, 1, MAX_PROFILED)
-            profile = profile_work(driver, bench.preparer(chunk), num_runs, trace)
-            trace = None
-            prediction = Prediction(
-                stage_ms, gap.launch_us / 1e3, profile.busy_ms - profile.copy_in_ms,
-                profile.num_nodes, gap.gap_us,
-            )  # fmt: skip
-            cells.append(Direct(chunk, bench.context, wall, host_ms, profile, prediction))
-        return gap, cells
+    watch("launch gap")
+    line = measure_line(driver)
+    timed = []
+    for context in grid.contexts:
+        watch(f"context {context}: filling")
+        with _Bench(model, driver, grid, context, "off") as bench:
+            for chunk in grid.chunks:
+                watch(f"context {context}, chunk {chunk}: direct")
+                [(wall, host_ms)] = bench.time(chunk, bench.session.run)
+                timed.append(Timed(chunk, context, wall, host_ms, bench.stage_ms(chunk)))
+        del bench
+    _give_back(driver)
+    return line, timed
+
+
+def num_profiled(timed: Timed) -> int:
+    """How often a chunk that was timed is worth profiling."""
+    return _num_runs(timed.wall.median_ms, 1, MAX_PROFILED)
+
+
+def profile_direct(
+    model: Model,
+    driver: Driver,
+    grid: ChunkGrid,
+    nums: Sequence[int],
+    watch: Watch,
+    trace: Path | None = None,
+) -> Profiled:
+    """Profile the near-empty kernels, and each cell as often as `nums` says, in their order.
+
+    `trace` gets a Chrome trace of one chunk of the first cell. Raises NothingProfiled.
+    """
+    watch("launch gap: profile")
+    kernel_us = profile_kernel(driver)
+    profiles, left = [], iter(nums)
+    for context in grid.contexts:
+        watch(f"context {context}: filling")
+        with _Bench(model, driver, grid, context, "off") as bench:
+            for chunk in grid.chunks:
+                watch(f"context {context}, chunk {chunk}: profile")
+                prepare = bench.preparer(chunk)
+                for _ in range(2):  # pays for what is built, compiled or tuned once for a shape
+                    prepare()()
+                profiles.append(profile_work(driver, prepare, next(left), trace))
+                trace = None
+    return Profiled(kernel_us, tuple(profiles))
 
 
 def measure_replay(model: Model, driver: Driver, grid: ChunkGrid, watch: Watch) -> list[Replay]:
@@ -86,34 +109,50 @@ def measure_replay(model: Model, driver: Driver, grid: ChunkGrid, watch: Watch) 
 
 
 def _replay(bench: "_Bench", chunk: int) -> Replay:
-    seen = _Seen()
-    bench.session.core.log.subscribe(seen)
-    bench.preparer(chunk)()()  # the seed: captured, then direct
-    runner = bench.session.core.runner
-    (wall, host_ms), (direct, _) = bench.time(chunk, bench.session.run, runner.run_direct)
-    told = Replay(chunk, bench.context, num_nodes=seen.num_nodes)
-    if seen.num_replayed == wall.num_runs + 1:  # one is not counted
-        return replace(told, wall=wall, direct=direct, host_ms=host_ms)
-    why = seen.refused or "no executable was there; see the log"
-    return replace(told, refused=f"{seen.num_replayed} of {wall.num_runs + 1} replayed: {why}")
+    seen, runner = bench.seen, bench.session.core.runner
+    were_replayed: list[bool] = []
+
+    def run(plan: StepPlan) -> None:
+        bench.session.run(plan)
+        were_replayed.append(seen.is_replayed)
+
+    # The seed: captured, then direct. A replay already where the context was filled in chunks of
+    # this size, and as good.
+    bench.preparer(chunk)()()
+    (wall, host_ms), (direct, _) = bench.time(chunk, run, runner.run_direct)
+    num_nodes = seen.num_nodes.get(seen.identity, 0)
+    num_replayed = sum(were_replayed[-wall.num_runs :])  # of those that are timed
+    if num_replayed == wall.num_runs:
+        return Replay(chunk, bench.context, wall, direct, host_ms, num_nodes)
+    why = seen.refused.get(seen.identity, "no executable was there; see the log")
+    refused = f"{num_replayed} of {wall.num_runs} replayed: {why}"
+    return Replay(chunk, bench.context, num_nodes=num_nodes, refused=refused)
+
+
+def _give_back(driver: Driver) -> None:
+    """Give back what torch keeps of a closed session's memory."""
+    gc.collect()
+    if driver.device != "cpu":
+        torch.accelerator.empty_cache()
 
 
 class _Seen:
-    """What the cache said of one cell."""
+    """What the cache said: of the last observation, and of each identity."""
 
     def __init__(self) -> None:
-        self.num_replayed = 0
-        self.num_nodes = 0
-        self.refused = ""
+        self.identity: GraphIdentity | None = None
+        self.is_replayed = False
+        self.num_nodes: dict[GraphIdentity | None, int] = {}
+        self.refused: dict[GraphIdentity | None, str] = {}
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Replayed():
-                self.num_replayed += 1
+            case Replayed() | Direct():
+                self.identity, self.is_replayed = event.identity, isinstance(event, Replayed)
             case Seeded():
-                self.num_nodes = event.num_nodes
+                self.num_nodes[event.identity] = event.num_nodes
             case Refused():
-                self.refused = f"{event.reason.value}: {event.detail}"
+                self.refused[event.identity] = f"{event.reason.value}: {event.detail}"
 
 
 class _Bench(AbstractContextManager["_Bench"]):
@@ -126,7 +165,9 @@ class _Bench(AbstractContextManager["_Bench"]):
         self._driver = driver
         self._random = np.random.default_rng()
         self._vocab_size = model.vocab_size
+        self.seen = _Seen()
         self.session = Session(model, driver, grid.config(context), POLICIES[policy])
+        self.session.core.log.subscribe(self.seen)
         try:
             self.session.core.warm_up()
             self._slot = self.session.slot()

@@ -8,8 +8,9 @@ Owns which cells there are (ChunkGrid), the prediction of a replay and its terms
   + nodes x gap    what lies between two dependent nodes of a graph (launch_gap)
 
 It takes a kernel to last as long in a graph as in a direct run, but for the gap, and nodes to run
-one after the other. It does not know caches that stay warm when kernels follow at once, nor clocks
-that fall under load. Measures nothing.
+one after the other. The gap is one figure for all nodes: that of kernels which fill the device, as
+most of a prompt's do, and differ from their neighbours. It does not know caches that stay warm when
+kernels follow at once, nor clocks that fall under load. Measures nothing.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import Final
 
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter
+from graphseed.measure.launch_gap import GraphLine, LaunchGap
 from graphseed.measure.profile import ChunkProfile
 
 FILL_LEN: Final = 512  # tokens of a step that fills a context
@@ -77,6 +79,25 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """One chunk on the direct path, without a profiler."""
+
+    chunk: int
+    context: int
+    wall: Timing  # from an idle device to the end of the chunk on it
+    host_ms: float  # of wall, until everything was submitted
+    stage_ms: float  # of the host, for writing the chunk's inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What the profiler saw, in a process of its own."""
+
+    kernel_us: float  # of a near-empty kernel in a direct run
+    cells: tuple[ChunkProfile, ...]  # in the order of what was timed
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """A replayed chunk, in its terms."""
 
@@ -112,6 +133,21 @@ class Direct:
     def predicted_multiple(self) -> float:
         """Direct wall time over the predicted one."""
         return self.wall.median_ms / self.prediction.ms
+
+
+def predict(
+    line: GraphLine, timed: Sequence[Timed], profiled: Profiled
+) -> tuple[LaunchGap, list[Direct]]:
+    """Put both sides of the direct path together, and predict each cell's replay from them."""
+    gap = LaunchGap(line.launch_us, line.node_us, profiled.kernel_us)
+    cells = []
+    for one, seen in zip(timed, profiled.cells, strict=True):
+        busy_ms = seen.busy_ms - seen.copy_in_ms
+        prediction = Prediction(
+            one.stage_ms, gap.launch_us / 1e3, busy_ms, seen.num_nodes, gap.gap_us
+        )
+        cells.append(Direct(one.chunk, one.context, one.wall, one.host_ms, seen, prediction))
+    return gap, cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +186,7 @@ class Cell:
 
     @property
     def drift(self) -> float | None:
-        """Direct wall time beside the replays over the one before the profiler, less 1."""
+        """Direct wall time beside the replays over the one measured first, less 1."""
         direct = self.replay.direct
         return direct.median_ms / self.direct.wall.median_ms - 1 if direct else None
 

@@ -17,7 +17,7 @@ import torch
 from graphseed.capture.driver import Driver
 from graphseed.engine.errors import DeviceMemoryError
 from graphseed.engine.kv import is_out_of_memory
-from graphseed.measure.verify import SequenceReads
+from graphseed.measure.verify.proof import SequenceReads
 from graphseed.models.attention import ATTENTION_NAME
 from graphseed.models.experts import choose_experts
 from graphseed.models.model import Model

@@ -20,11 +20,11 @@ from graphseed.capture.driver import Driver
 from graphseed.capture.identity import Namespace
 from graphseed.engine.errors import DeviceMemoryError
 from graphseed.engine.kv import is_out_of_memory
-from graphseed.measure.ceiling import Ceiling, StepCost
-from graphseed.measure.clock import laps_ms
-from graphseed.measure.grid import SHORT_DECODE_LEN, BenchTest
-from graphseed.measure.lane import Lane, StepDigest, TokenIds
-from graphseed.measure.rows import BenchRow, Digest, PolicyFigures
+from graphseed.measure.bench.ceiling import Ceiling, StepCost
+from graphseed.measure.bench.clock import laps_ms
+from graphseed.measure.bench.grid import SHORT_DECODE_LEN, BenchTest
+from graphseed.measure.bench.lane import Lane, StepDigest, TokenIds
+from graphseed.measure.bench.rows import BenchRow, Digest, PolicyFigures
 from graphseed.models.model import Model
 
 NUM_PROOFS: Final = 2  # digested repetitions: the second is a replay wherever one can be

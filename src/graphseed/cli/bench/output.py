@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 
 from graphseed.capture import Driver
-from graphseed.cli.bench_flags import BenchRequest
-from graphseed.cli.bench_notes import legend, notes
-from graphseed.measure.ceiling import Ceiling
+from graphseed.cli.bench.flags import BenchRequest
+from graphseed.cli.bench.notes import legend, notes
+from graphseed.measure.bench.ceiling import Ceiling
+from graphseed.measure.bench.rows import BenchRow, PolicyFigures, mean_and_sd
 from graphseed.measure.provenance import provenance
-from graphseed.measure.rows import BenchRow, PolicyFigures, mean_and_sd
 from graphseed.models.model import Model
 
 _NANOSECONDS: Final = 1e6  # of a millisecond

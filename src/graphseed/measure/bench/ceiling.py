@@ -27,8 +27,8 @@ from typing import Any, Final
 import torch
 
 from graphseed.capture.driver import Driver
-from graphseed.measure.clock import laps_ms
-from graphseed.measure.grid import Piece
+from graphseed.measure.bench.clock import laps_ms
+from graphseed.measure.bench.grid import Piece
 from graphseed.models.model import LayerShape, Model
 
 # Large enough to fill the device, small enough to take a second in all.

@@ -19,12 +19,12 @@ from graphseed.capture.tally import Counts
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter, DeviceMemoryError
 from graphseed.engine.kv import KvMemory, bytes_per_token, is_out_of_memory
-from graphseed.measure.case_plans import Planner, Step
-from graphseed.measure.cases import ROOM, Case, Release, Sizes, kv_len_of, make_cases
-from graphseed.measure.differences import Difference
-from graphseed.measure.lockstep import JUNK, REFERENCE_JUNK, Lockstep, Place, Side
 from graphseed.measure.policies import POLICIES
 from graphseed.measure.session import Session
+from graphseed.measure.verify.case_plans import Planner, Step
+from graphseed.measure.verify.cases import ROOM, Case, Release, Sizes, kv_len_of, make_cases
+from graphseed.measure.verify.differences import Difference
+from graphseed.measure.verify.lockstep import JUNK, REFERENCE_JUNK, Lockstep, Place, Side
 from graphseed.models.model import Model
 
 REFERENCE: Final = "disabled"

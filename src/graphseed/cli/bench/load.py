@@ -1,7 +1,7 @@
 """`graphseed bench --load`: closed-loop clients under every policy, TTFT in its two halves.
 
 Owns the flags of --load, their checks and the flow. What is measured is in measure/load, how it is
-shown in bench_load_report. The other flags of `graphseed bench` are read, not owned.
+shown in load_report. The other flags of `graphseed bench` are read, not owned.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
     what ended a load.
     """
     settings = checked(args)
-    from graphseed.cli import bench_load_report as report
+    from graphseed.cli.bench import load_report as report
 
     loaded = options.load(args, Selection())
     model, driver = loaded.model, loaded.driver
@@ -129,14 +129,14 @@ def _measured(
 
 def checked(args: argparse.Namespace) -> LoadSettings:
     """What was asked for. Raises BadParameter before anything is loaded."""
-    from graphseed.cli import bench_flags  # which adds our flags to its own
+    from graphseed.cli.bench import flags  # which adds our flags to its own
     from graphseed.engine import BadParameter
 
     _check_read(args)
-    clients = bench_flags.numbers("--clients", [args.clients], 1)
+    clients = flags.numbers("--clients", [args.clients], 1)
     if len(set(clients)) < len(clients):
         raise BadParameter("--clients", args.clients, "each number once")
-    prompt_lens = bench_flags.numbers("--load-prompt-lens", [args.load_prompt_lens], 1)
+    prompt_lens = flags.numbers("--load-prompt-lens", [args.load_prompt_lens], 1)
     num_parallel = _number("-np", _sole("-np", args.parallel, max(clients)), 1)
     num_ubatch = min(
         _number("-ub", _sole("-ub", args.ubatch_size, 512), 1),

@@ -24,7 +24,7 @@ from graphseed.capture.identity import GraphIdentity, Namespace
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.plan import SequencePart, StepPlan
 from graphseed.engine.step import StepObserver
-from graphseed.measure.grid import BenchTest, Piece
+from graphseed.measure.bench.grid import BenchTest, Piece
 from graphseed.measure.policies import POLICIES
 from graphseed.measure.session import Session
 from graphseed.models.model import Model

@@ -1,7 +1,7 @@
 """`graphseed demo`: one long prompt under every policy, with the bytes compared.
 
 Owns the flow: load once, run the same prompt twice under each policy, report, judge. What was
-measured is in measure/demo.py, how it is shown in demo_report.
+measured is in measure/demo.py, how it is shown in report.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when bytes are equal and what should replay did, else 1."""
     names = _checked(args)
-    from graphseed.cli import demo_report
+    from graphseed.cli.demo import report
     from graphseed.engine import SamplingParams
     from graphseed.measure.demo import measure_policy
 
@@ -69,19 +69,19 @@ def execute(args: argparse.Namespace) -> int:
     config = options.engine_config(args, context_len=len(prompt_ids) + args.predict)
     # The second pass runs the same prompt: it must be computed again.
     config = replace(config, reuses_prefixes=False)
-    demo_report.print_head(model, driver, config, len(prompt_ids))
+    report.print_head(model, driver, config, len(prompt_ids))
     runs: list[PolicyRun] = []
     for name in names:
         show = _printer() if not runs and not is_random else None
-        with demo_report.working(f"policy {name}", is_shown=show is None):
+        with report.working(f"policy {name}", is_shown=show is None):
             runs.append(
                 measure_policy(
                     name, POLICIES[name], model, driver, config, prompt_ids, params, show
                 )
             )
-    findings = demo_report.print_report(model, driver, runs)
+    findings = report.print_report(model, driver, runs)
     if args.json is not None:
-        _append(args.json, demo_report.as_record(model, driver, config, runs, findings))
+        _append(args.json, report.as_record(model, driver, config, runs, findings))
     return 1 if findings else 0
 
 
@@ -107,7 +107,7 @@ def _checked(args: argparse.Namespace) -> list[str]:
 
 
 def _prompt(model: "Model", args: argparse.Namespace, device: str) -> list[int]:
-    text = files("graphseed.cli").joinpath("demo_data/harbour.txt").read_text(encoding="utf-8")
+    text = files("graphseed.cli.demo").joinpath("data/harbour.txt").read_text(encoding="utf-8")
     wanted = args.prompt_tokens
     if not wanted and model.name.startswith("random:"):
         wanted = CPU_RANDOM_PROMPT_TOKENS if device == "cpu" else RANDOM_PROMPT_TOKENS

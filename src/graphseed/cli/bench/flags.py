@@ -1,7 +1,7 @@
 """The flags of `graphseed bench`, named as llama-bench names them, and their checks.
 
 Owns the grammar of lists and ranges, and BenchRequest: what was asked for, checked before anything
-is loaded. The flags of --load are bench_load's. Does not measure.
+is loaded. The flags of --load are load's. Does not measure.
 """
 
 import argparse
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from graphseed.cli import bench_load
+from graphseed.cli.bench import load
 
 if TYPE_CHECKING:
-    from graphseed.measure.grid import BenchTest
+    from graphseed.measure.bench.grid import BenchTest
 
 OUTPUTS: Final = ("md", "json", "jsonl", "csv")
 DEFAULT_POLICIES: Final = "disabled,off,seed,resident"
@@ -102,7 +102,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log debug lines too")
     parser.add_argument("-q", "--quiet", action="store_true", help="no bar, log warnings only")
-    bench_load.add_flags(parser)
+    load.add_flags(parser)
 
 
 def checked(args: argparse.Namespace) -> BenchRequest:
@@ -189,7 +189,7 @@ def _range(item: str) -> Sequence[int]:
 
 def _groups(args: argparse.Namespace) -> "tuple[tuple[BenchTest, ...], ...]":
     from graphseed.engine import BadParameter
-    from graphseed.measure.grid import grid
+    from graphseed.measure.bench.grid import grid
 
     def of(flag: str, given: list[str] | None, least: int) -> tuple[int, ...]:
         return numbers(flag, given or [str(DEFAULTS[flag])], least)
@@ -239,7 +239,7 @@ def _listed(groups: "Sequence[Sequence[BenchTest]]") -> frozenset[str]:
 
 
 def _check_plot(path: Path, groups: "Sequence[Sequence[BenchTest]]") -> None:
-    from graphseed.cli.bench_plot import require_library
+    from graphseed.cli.bench.plot import require_library
     from graphseed.engine import BadParameter
 
     if path.suffix != ".svg":

@@ -1,8 +1,8 @@
 """`graphseed bench`: llama-bench for this engine, the policies side by side.
 
 Owns the flow: the ceiling of the device first, then every model, every test under every policy, and
-the exit code. What is measured is in measure/bench, how it is shown in bench_output; `--load` is
-bench_load's.
+the exit code. What is measured is in measure/bench, how it is shown in output; `--load` is
+load's.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from graphseed.cli import bench_flags, bench_load
-from graphseed.cli.bench_flags import BenchRequest
+from graphseed.cli.bench import flags, load
+from graphseed.cli.bench.flags import BenchRequest
 
 if TYPE_CHECKING:
     from graphseed.capture import Driver
-    from graphseed.measure.ceiling import Ceiling
-    from graphseed.measure.grid import BenchTest
-    from graphseed.measure.rows import BenchRow
+    from graphseed.measure.bench.ceiling import Ceiling
+    from graphseed.measure.bench.grid import BenchTest
+    from graphseed.measure.bench.rows import BenchRow
     from graphseed.models.model import Model
 
 SUMMARY: Final = "Measure prompt and decode under every policy, as llama-bench does."
@@ -31,24 +31,24 @@ logger = logging.getLogger("graphseed.bench")
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    bench_flags.add_flags(parser)
+    flags.add_flags(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when all bytes are equal, else 1. Raises GraphseedError."""
     if args.load:
-        return bench_load.execute(_for_load(args))
-    request = bench_flags.checked(args)
+        return load.execute(_for_load(args))
+    request = flags.checked(args)
     import torch
 
-    from graphseed.cli.bench_output import Output, Subject
-    from graphseed.cli.bench_plot import draw
+    from graphseed.cli.bench.output import Output, Subject
+    from graphseed.cli.bench.plot import draw
     from graphseed.drivers import open_driver
-    from graphseed.measure.ceiling import measure_ceiling
+    from graphseed.measure.bench.ceiling import measure_ceiling
     from graphseed.models.load import load_model, parse_dtype
 
     drivers = {name: open_driver(args.device) for name in request.policies}
-    driver = drivers[bench_flags.BASELINE]
+    driver = drivers[flags.BASELINE]
     dtype = parse_dtype(args.dtype, driver.computes_bf16_fast)
     bench = _Bench(request, drivers, measure_ceiling(driver, (torch.bfloat16, dtype)), args)
     done: list[tuple[Subject, list[BenchRow]]] = []
@@ -96,7 +96,7 @@ def _for_load(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments as the load reads them: one model."""
     from graphseed.engine import BadParameter
 
-    models = bench_flags.models_of(args)
+    models = flags.models_of(args)
     if len(models) > 1:
         raise BadParameter("-m", ",".join(models), "one model with --load")
     return argparse.Namespace(**{**vars(args), "model": models[0]})
@@ -113,8 +113,8 @@ class _Bench:
 
     def groups(self, model: "Model") -> "Iterator[list[BenchRow]]":
         """Measure one model: the rows of each group, when the group is done."""
-        from graphseed.measure.bench import BenchSettings, measure_test, num_runs
-        from graphseed.measure.rows import with_decode_beside
+        from graphseed.measure.bench.rows import with_decode_beside
+        from graphseed.measure.bench.runs import BenchSettings, measure_test, num_runs
 
         request = self.request
         settings = BenchSettings(request.policies, request.num_repetitions, request.warms_up)

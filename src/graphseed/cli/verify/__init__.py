@@ -1,7 +1,7 @@
 """`graphseed verify`: every policy against graphs disabled on the user's own model, byte for byte.
 
 Owns the command's flags, its progress bar and its exit code. What is proven is measure.verify's,
-how it is shown verify_report's.
+how it is shown report's.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from graphseed.cli import options
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from graphseed.measure.verify import VerifySettings
+    from graphseed.measure.verify.proof import VerifySettings
 
 SUMMARY: Final = "Prove on this model and device that every policy computes the same bytes."
 POLICIES: Final = "off,seed,resident"
@@ -61,13 +61,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when the proof holds, 1 on any finding. Raises GraphseedError."""
     settings = _checked(args)
-    from graphseed.cli import verify_report
-    from graphseed.measure.against_hf import compare_with_hf
-    from graphseed.measure.verify import Progress, verify
+    from graphseed.cli.verify import report
+    from graphseed.measure.verify.against_hf import compare_with_hf
+    from graphseed.measure.verify.proof import Progress, verify
 
     loaded = options.load(args, Selection())
     model, driver = loaded.model, loaded.driver
-    verify_report.print_head(model, driver, settings)
+    report.print_head(model, driver, settings)
     with _bar("verifying") as bar:
 
         def show(progress: Progress) -> None:
@@ -87,9 +87,9 @@ def execute(args: argparse.Namespace) -> int:
                 result.reads,
                 lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
             )
-    findings = verify_report.print_report(result, against)
+    findings = report.print_report(result, against)
     if args.json is not None:
-        record = verify_report.as_record(model, driver, result, against, findings)
+        record = report.as_record(model, driver, result, against, findings)
         with args.json.open("a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
         logger.info("result appended to %s", args.json)
@@ -99,7 +99,7 @@ def execute(args: argparse.Namespace) -> int:
 def _checked(args: argparse.Namespace) -> "VerifySettings":
     """What is to be proven; raises BadParameter before anything is loaded."""
     from graphseed.engine import BadParameter
-    from graphseed.measure.verify import VerifySettings
+    from graphseed.measure.verify.proof import VerifySettings
 
     if args.seed < -1:
         raise BadParameter("--seed", args.seed, "-1 (random) or more")

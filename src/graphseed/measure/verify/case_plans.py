@@ -14,8 +14,8 @@ import torch
 
 from graphseed.engine.plan import StepPlan
 from graphseed.engine.record import RecordedTable
-from graphseed.measure.cases import Case, Decode, Part, Prefill, Release
 from graphseed.measure.session import Session, Slot
+from graphseed.measure.verify.cases import Case, Decode, Part, Prefill, Release
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def _print_cpu_note() -> None:
         "replay saves little and the ratios above are as they are, below one included."
     )
     figures = json.loads(
-        files("graphseed.cli").joinpath("demo_data/gpu_figures.json").read_text(encoding="utf-8")
+        files("graphseed.cli.demo").joinpath("data/gpu_figures.json").read_text(encoding="utf-8")
     )
     if not figures:
         return

@@ -6,8 +6,8 @@ Owns sentences that follow from figures. Prints nothing and measures nothing.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from graphseed.cli.bench_flags import BenchRequest
-from graphseed.measure.rows import BenchRow, mean_and_sd
+from graphseed.cli.bench.flags import BenchRequest
+from graphseed.measure.bench.rows import BenchRow, mean_and_sd
 
 REPLAYING: Final = ("seed", "resident")
 QUIET_SD: Final = 0.05  # of the mean; above it, ratios near 1 are said to be noise

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from graphseed.measure.grid import BenchTest
+from graphseed.measure.bench.grid import BenchTest
 
 BASELINE: Final = "off"  # the policy that every multiple is of
 

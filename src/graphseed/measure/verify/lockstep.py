@@ -21,8 +21,9 @@ import torch
 from graphseed.engine.errors import NotFinite
 from graphseed.engine.kv import KvMemory
 from graphseed.engine.plan import StepPlan
-from graphseed.measure.case_plans import Step
-from graphseed.measure.differences import (
+from graphseed.measure.session import Session
+from graphseed.measure.verify.case_plans import Step
+from graphseed.measure.verify.differences import (
     Answers,
     Difference,
     Kind,
@@ -33,7 +34,6 @@ from graphseed.measure.differences import (
     junk_word,
     off_rows,
 )
-from graphseed.measure.session import Session
 
 REFERENCE_JUNK: Final = 0xA5  # tiny numbers in every dtype
 JUNK: Final = 0x5A  # large ones, finite in every dtype

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from graphseed.capture import GraphseedError
 
 if TYPE_CHECKING:
-    from graphseed.cli.bench_output import Subject
-    from graphseed.measure.rows import BenchRow
+    from graphseed.cli.bench.output import Subject
+    from graphseed.measure.bench.rows import BenchRow
 
 Series = tuple[str, "list[BenchRow]"]  # what the rows have in common, and one row for each length
 _PANEL_INCHES: Final = (5.2, 3.6)

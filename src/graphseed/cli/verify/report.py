@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from graphseed.capture import Counts, Driver, Namespace
-from graphseed.measure.against_hf import AgainstHf
 from graphseed.measure.provenance import provenance
-from graphseed.measure.verify import REFERENCE, PolicyResult, Verification, VerifySettings
+from graphseed.measure.verify.against_hf import AgainstHf
+from graphseed.measure.verify.proof import REFERENCE, PolicyResult, Verification, VerifySettings
 from graphseed.models.model import Model
 
 MAX_TOKENS_SHOWN: Final = 20

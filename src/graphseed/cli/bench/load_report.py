@@ -17,7 +17,7 @@ from graphseed.measure.provenance import provenance
 from graphseed.models.model import Model
 
 if TYPE_CHECKING:
-    from graphseed.cli.bench_load import LoadSettings
+    from graphseed.cli.bench.load import LoadSettings
 
 REPLAYING: Final = ("seed", "resident")
 BASELINE: Final = "off"
