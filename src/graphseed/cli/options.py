@@ -11,7 +11,8 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphseed.capture import Selection, read_selectors
+from graphseed.capture import Selection, SelectorError, read_selectors
+from graphseed.capture.selector import DISABLE_VARIABLE
 
 if TYPE_CHECKING:
     from graphseed.capture import Driver
@@ -119,6 +120,18 @@ def load(args: argparse.Namespace, selection: Selection) -> Loaded:
 def selection_of(args: argparse.Namespace) -> Selection:
     """Read the selectors of the command line and the environment. Raises SelectorError."""
     return read_selectors(os.environ, args.prompt_graphs)
+
+
+def require_graphs(command: str) -> None:
+    """Refuse a command that sets its policies itself while every graph is turned off (I12).
+
+    Raises SelectorError.
+    """
+    if DISABLE_VARIABLE in os.environ:
+        raise SelectorError(
+            f"{DISABLE_VARIABLE} is set, which turns every graph off, and {command} compares graphs "
+            "with none: unset it for this command"
+        )
 
 
 def engine_config(args: argparse.Namespace, context_len: int = 0) -> "EngineConfig":

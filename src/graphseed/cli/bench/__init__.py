@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from graphseed.cli import options
 from graphseed.cli.bench import flags, load
 from graphseed.cli.bench.flags import BenchRequest
 
@@ -36,6 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command: 0 when all bytes are equal, else 1. Raises GraphseedError."""
+    options.require_graphs("bench")
     if args.load:
         return load.execute(_for_load(args))
     request = flags.checked(args)

@@ -86,7 +86,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace) -> list[str]:
-    """The policies to run; raises BadParameter before anything is loaded."""
+    """The policies to run; raises GraphseedError before anything is loaded."""
+    options.require_graphs("demo")
     from graphseed.engine import BadParameter
 
     names: list[str] = args.policies.split(",")

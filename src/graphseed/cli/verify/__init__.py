@@ -97,7 +97,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace) -> "VerifySettings":
-    """What is to be proven; raises BadParameter before anything is loaded."""
+    """What is to be proven; raises GraphseedError before anything is loaded."""
+    options.require_graphs("verify")
     from graphseed.engine import BadParameter
     from graphseed.measure.verify.proof import VerifySettings
 
