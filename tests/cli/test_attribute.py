@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,20 +14,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from graphseed.capture.errors import Reason
+from graphseed.cli import attribute
+from graphseed.cli.attribute import Asked, ProfilingFailed, profile_apart
 from graphseed.cli.main import main
 from graphseed.drivers import host
+from graphseed.engine.errors import DeviceMemoryError
+from graphseed.measure.attribute.attribution import ChunkGrid
+from graphseed.measure.attribute.profile import NothingProfiled
 
 TINY = ("attribute", "-m", "random:tiny-llama", "--device", "cpu", "--dtype", "fp32")
 HAS_PY_SPY = Path(sys.executable).with_name("py-spy").is_file() or shutil.which("py-spy")
+
+
+def asked(model: str = "random:tiny-llama") -> Asked:
+    return Asked(model, "cpu", "fp32", ChunkGrid((16,)), (1,))
 
 
 def test_it_predicts_then_measures_and_says_what_is_worth_it(capsys, tmp_path) -> None:
     result, trace = tmp_path / "out" / "attribute.jsonl", tmp_path / "trace.json"
     arguments = ("--chunks", "16,40", "--contexts", "0,24", "--json", str(result))
     assert main([*TINY, *arguments, "--trace", str(trace)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "Warning" not in err
     order = [
         out.index(text)
         for text in ("direct path", "under the profiler, which inflates it", "launch gap",
@@ -65,7 +79,117 @@ def test_a_chunk_that_is_not_replayed_exits_1_and_says_why(capsys, monkeypatch) 
     assert main([*TINY, "--chunks", "16"]) == 1
     out = capsys.readouterr().out
     assert "not replayed" in out
-    assert f"was not replayed at chunks of 16: 0 of 31 replayed: {Reason.HOST_SYNC.value}" in out
+    words = rf"was not replayed at chunks of 16: 0 of \d+ replayed: {Reason.HOST_SYNC.value}"
+    assert re.search(words, out)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_every_cell_is_replayed_and_the_record_is_whole(capfd, tmp_path) -> None:
+    result = tmp_path / "attribute.jsonl"
+    arguments = ("-m", "random:tiny-llama", "--device", "cuda", "--chunks", "32,512")
+    assert main(["attribute", *arguments, "--contexts", "0,512", "--json", str(result)]) == 0
+    out, err = capfd.readouterr()
+    assert "not replayed" not in out and "Warning" not in out + err
+    [record] = [json.loads(line) for line in result.read_text().splitlines()]
+    assert record["device"] == "cuda:0"
+    assert record["launch_us"] >= 0 and record["node_us"] > 0 and record["kernel_us"] > 0
+    assert [(c["context"], c["chunk"]) for c in record["cells"]] == [
+        (0, 32), (0, 512), (512, 32), (512, 512),
+    ]  # fmt: skip
+    for cell in record["cells"]:
+        assert cell["refused"] is None and cell["replay_runs"] >= 20
+        assert cell["replay_nodes"] == cell["nodes"]  # the staged copy is in neither
+        assert 0 < cell["busy_ms"] < cell["direct_ms"] and cell["host_ms"] > 0
+        assert cell["host_split"]["kernel"] == 0 and cell["host_split"]["driver"] > 0
+        assert all(cell[name] is not None for name in cell if name != "refused")
+
+
+def test_the_process_that_profiles_has_ended_when_its_answer_is_there() -> None:
+    told: list[str] = []
+    found = profile_apart(asked(), told.append)
+    assert found.kernel_us > 0 and [cell.num_nodes > 100 for cell in found.cells] == [True]
+    assert told[0] == "loading the model" and told[-1] == "context 0, chunk 16: profile"
+    assert not multiprocessing.active_children()
+
+
+def test_what_goes_wrong_in_the_process_that_profiles_is_said() -> None:
+    with pytest.raises(ProfilingFailed, match="process of its own: .*random:nothing"):
+        profile_apart(asked("random:nothing"), lambda text: None)
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_while_it_profiles_is_an_error_that_names_the_signal() -> None:
+    def kill(text: str) -> None:
+        if text.startswith("context"):
+            [process] = multiprocessing.active_children()
+            process.kill()
+
+    with pytest.raises(ProfilingFailed, match="ended by SIGKILL; a system that is out of memory"):
+        profile_apart(asked(), kill)
+    assert not multiprocessing.active_children()
+
+
+def test_an_interruption_leaves_no_process_behind() -> None:
+    pids: list[int] = []
+
+    def interrupt(text: str) -> None:
+        pids.extend(process.pid for process in multiprocessing.active_children())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_apart(asked(), interrupt)
+    assert not multiprocessing.active_children()
+    [pid] = pids
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_process_outlives_a_command_that_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import time\n"
+        "from graphseed.cli.attribute import Asked, profile_apart\n"
+        "from graphseed.measure.attribute.attribution import ChunkGrid\n"
+        "import multiprocessing as mp\n"
+        "def told(text):\n"
+        "    if text.startswith('context'):\n"
+        "        print(mp.active_children()[0].pid, flush=True)\n"
+        "        time.sleep(60)\n"
+        "grid = ChunkGrid((16,))\n"
+        "profile_apart(Asked('random:tiny-llama', 'cpu', 'fp32', grid, (10**6,)), told)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 20
+    stat = Path(f"/proc/{pid}/stat")
+    # Whoever takes it over may be slow to notice that it ended.
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"process {pid} goes on")
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (DeviceMemoryError("the KV memory", 1 << 30, 1 << 20, "lower -c"),
+         "out of memory, as the model is loaded a second time there: out of device memory: the KV "
+         "memory needs 1,024 MiB, 1 MiB are free; lower -c"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"),
+         "out of memory, as the model is loaded a second time there: CUDA out of memory. Tried"),
+        (RuntimeError("planted"), "RuntimeError: planted"),
+        (ValueError(), "ValueError: no reason given"),
+        (NothingProfiled("saw nothing"), "saw nothing"),
+    ],
+)  # fmt: skip
+def test_an_error_in_the_other_process_keeps_its_words(error: Exception, words: str) -> None:
+    assert attribute._words(error) == words
 
 
 @pytest.mark.parametrize(
@@ -107,7 +231,7 @@ def test_what_the_command_needs_is_imported_by_the_command_alone() -> None:
     code = "import sys, graphseed.cli.attribute; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    assert importlib.util.find_spec("graphseed.cli.attribute_report") is not None
+    assert importlib.util.find_spec("graphseed.cli.attribute.report") is not None
 
 
 Start = Callable[..., list[int]]

@@ -1,8 +1,13 @@
 """Attribution: predicted before any graph exists, and replayed afterwards."""
 
-import pytest
+import pickle
+import re
 
-from graphseed.capture import Driver, Namespace, Work
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphseed.capture import Namespace, Work
 from graphseed.capture.driver import Executable
 from graphseed.capture.errors import Reason
 from graphseed.capture.space import Space
@@ -10,11 +15,36 @@ from graphseed.drivers import host, open_driver
 from graphseed.drivers.host import HostArena, HostDriver
 from graphseed.engine import BadParameter
 from graphseed.engine.staging import Staging
-from graphseed.measure.attribute import MIN_RUNS, measure_direct, measure_replay
-from graphseed.measure.attribution import Cell, ChunkGrid, Direct, Prediction, Replay, Timing
-from graphseed.measure.launch_gap import NODES, GraphLine, LaunchGap, calibrate, measure_line
-from graphseed.measure.profile import ChunkProfile
-from graphseed.measure.verdict import verdict
+from graphseed.measure.attribute import launch_gap, runs
+from graphseed.measure.attribute.attribution import (
+    Cell,
+    ChunkGrid,
+    Direct,
+    Prediction,
+    Profiled,
+    Replay,
+    Timed,
+    Timing,
+    predict,
+)
+from graphseed.measure.attribute.launch_gap import (
+    NODES,
+    NUM_DIRECT,
+    GraphLine,
+    LaunchGap,
+    measure_line,
+    profile_kernel,
+)
+from graphseed.measure.attribute.profile import ChunkProfile, profile_work
+from graphseed.measure.attribute.runs import (
+    MIN_RUNS,
+    measure_direct,
+    measure_replay,
+    num_profiled,
+    profile_direct,
+)
+from graphseed.measure.attribute.verdict import verdict
+from graphseed.measure.session import Session
 from graphseed.models import Model
 
 GRID = ChunkGrid((16, 40), (0, 24))
@@ -32,8 +62,13 @@ def test_the_prediction_stands_before_any_graph_of_the_model_is_captured(
     seed = Space.seed
     monkeypatch.setattr(Space, "seed", lambda *args: (seeds.append(args[1]), seed(*args))[1])
     driver = open_driver("cpu")
-    gap, directs = measure_direct(model, driver, GRID, ignore)
+    line, timed = measure_direct(model, driver, GRID, ignore)
+    nums = [num_profiled(one) for one in timed]
+    profiled = profile_direct(model, driver, GRID, nums, ignore)
+    gap, directs = predict(line, timed, profiled)
     assert not seeds
+    assert pickle.loads(pickle.dumps(profiled)) == profiled  # it comes from another process
+    assert gap == LaunchGap(line.launch_us, line.node_us, profiled.kernel_us)
     assert [(cell.context, cell.chunk) for cell in directs] == CELLS
     for cell in directs:
         assert cell.prediction.num_nodes == cell.profile.num_nodes > 100
@@ -47,6 +82,65 @@ def test_the_prediction_stands_before_any_graph_of_the_model_is_captured(
     for direct, replay in zip(directs, replays, strict=True):
         assert replay.wall is not None and replay.direct is not None and not replay.refused
         assert replay.num_nodes == direct.profile.num_nodes - 1  # the staged copy is in no graph
+
+
+def test_the_direct_path_is_timed_without_a_profiler(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*args: object, **named: object) -> None:
+        raise AssertionError("the profiler was started")
+
+    monkeypatch.setattr("graphseed.measure.attribute.profile.profile", refusing)
+    driver = open_driver("cpu")
+    _, timed = measure_direct(model, driver, ChunkGrid((16,)), ignore)
+    [replay] = measure_replay(model, driver, ChunkGrid((16,)), ignore)
+    assert [one.chunk for one in timed] == [16] and replay.wall is not None
+    with pytest.raises(AssertionError, match="the profiler was started"):
+        profile_direct(model, driver, ChunkGrid((16,)), [1], ignore)
+
+
+def test_each_cell_is_profiled_as_often_as_asked_after_it_ran_without(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    profile_work = runs.profile_work
+
+    def spied(driver, prepare, num, trace):
+        asked.append(num)
+        return profile_work(driver, prepare, num, trace)
+
+    monkeypatch.setattr(runs, "profile_work", spied)
+    profiled = profile_direct(model, open_driver("cpu"), GRID, [1, 2, 3, 1], ignore)
+    assert asked == [1, 2, 3, 1] and len(profiled.cells) == 4
+    assert num_profiled(Timed(16, 0, Timing(1.0, 0.1, 30), 1.0, 0.1)) == runs.MAX_PROFILED
+    assert num_profiled(Timed(16, 0, Timing(5000.0, 0.1, 3), 1.0, 0.1)) == 1
+
+
+def test_a_context_filled_in_chunks_of_the_size_under_test_is_no_hindrance(model: Model) -> None:
+    [replay] = measure_replay(model, open_driver("cpu"), ChunkGrid((32,), (32,)), ignore)
+    assert not replay.refused and replay.wall is not None
+    assert replay.num_nodes > 100  # of the graph that filling the context seeded
+
+
+def test_a_timed_run_that_was_not_replayed_takes_the_figure_away(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, num_runs = Session.run, 0
+
+    def losing(self: Session, plan, observer=None):
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 5:  # after the seed, what is not counted, and two that are
+            self.core.cache.release(plan.namespace)
+        return run(self, plan, observer)
+
+    monkeypatch.setattr(Session, "run", losing)
+    [replay] = measure_replay(model, open_driver("cpu"), ChunkGrid((16,)), ignore)
+    assert replay.wall is None
+    found = re.fullmatch(
+        r"(\d+) of (\d+) replayed: no executable was there; see the log", replay.refused
+    )
+    assert found is not None and int(found[1]) == int(found[2]) - 1
 
 
 def test_each_repetition_runs_fresh_tokens_at_the_same_positions(
@@ -79,6 +173,19 @@ def test_a_chunk_that_is_refused_is_said_with_its_reason(
     cell = Cell(direct(10.0, 5.0), replay)
     assert (cell.multiple, cell.error, cell.drift, cell.is_noise) == (None, None, None, False)
     assert verdict([cell])[0].startswith("was not replayed at chunks of 16: 0 of")
+
+
+class Operators(TorchDispatchMode):
+    """Every operator that ran, by name, with what it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.told.append((str(func), output))
+        return output
 
 
 class PlantedMark:
@@ -154,10 +261,33 @@ def test_the_calibration_leaves_no_arena_open_when_it_cannot_launch() -> None:
 
 
 def test_the_gap_is_what_a_node_costs_beyond_its_kernel_and_may_be_negative() -> None:
-    driver: Driver = open_driver("cpu")
-    gap = calibrate(driver, GraphLine(launch_us=10, node_us=0))
-    assert gap.kernel_us > 0 and gap.gap_us == -gap.kernel_us
     assert LaunchGap(10, 3.0, 1.25).gap_us == 1.75
+    assert LaunchGap(10, 1.0, 1.25).gap_us == -0.25
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)])
+def test_the_near_empty_kernels_fill_the_device_and_are_of_four_kinds_in_turn(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = open_driver(device)
+    seen = []
+
+    def spied(driver, prepare, num):
+        with Operators() as operators:
+            prepare()()
+        seen.extend(operators.told)
+        return profile_work(driver, prepare, num)
+
+    monkeypatch.setattr(launch_gap, "profile_work", spied)
+    assert 0 < profile_kernel(driver) < 1000
+    names, outputs = zip(*seen, strict=True)
+    assert len(names) == NUM_DIRECT and len(set(names)) == 4
+    assert names == names[:4] * (NUM_DIRECT // 4)
+    assert all(num_nodes % 4 == 0 for num_nodes in NODES)  # the same mix in every graph
+    # Each writes over what the next one reads; some multiprocessors without a block are too few.
+    assert len({output.data_ptr() for output in outputs}) == 1
+    assert outputs[0].numel() == 4096 * driver.num_sms
+    assert torch.isfinite(outputs[0]).all()
 
 
 def test_noise_cannot_make_a_launch_take_less_than_no_time() -> None:
@@ -184,6 +314,16 @@ def test_a_prediction_is_the_sum_of_its_terms_and_its_error_is_against_the_measu
     assert made.idle_share == pytest.approx(0.85)
     both = Cell(made, Replay(16, 0, Timing(2.5, 0.1, 20), Timing(11.0, 0.1, 20)))
     assert (both.multiple, both.error, both.drift) == pytest.approx((4.4, -0.2, 0.1))
+
+
+def test_a_prediction_is_made_of_what_was_timed_and_what_was_profiled() -> None:
+    timed = Timed(16, 24, Timing(10.0, 0.1, 30), host_ms=9.0, stage_ms=0.25)
+    seen = ChunkProfile(15.0, 5.0, 6.0, 4.0, 0.0, 1.75, 0.25, 380, 400)
+    gap, [made] = predict(GraphLine(50, 1.5), [timed], Profiled(1.0, (seen,)))
+    assert (gap.launch_us, gap.node_us, gap.kernel_us, gap.gap_us) == (50, 1.5, 1.0, 0.5)
+    # The staged copy is stage's, not the graph's.
+    assert made.prediction == Prediction(0.25, 0.05, 1.5, 400, 0.5)
+    assert (made.chunk, made.context, made.wall, made.host_ms) == (16, 24, timed.wall, 9.0)
 
 
 def test_busier_than_the_wall_clock_is_not_idle_at_all() -> None:

@@ -8,8 +8,7 @@ from torch._C._autograd import DeviceType
 
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig
-from graphseed.measure.policies import POLICIES
-from graphseed.measure.profile import (
+from graphseed.measure.attribute.profile import (
     SUBMIT,
     WHOLE,
     HostOperators,
@@ -21,6 +20,7 @@ from graphseed.measure.profile import (
     profile_work,
     union_ns,
 )
+from graphseed.measure.policies import POLICIES
 from graphseed.measure.session import Session
 from graphseed.models import load_model
 

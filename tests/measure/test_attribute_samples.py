@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from graphseed.measure import sampling_profile
-from graphseed.measure.sampling_profile import (
+from graphseed.measure.attribute import sampling_profile
+from graphseed.measure.attribute.sampling_profile import (
     CannotSample,
     Place,
     SampledProcess,

@@ -129,8 +129,8 @@ def require_graphs(command: str) -> None:
     """
     if DISABLE_VARIABLE in os.environ:
         raise SelectorError(
-            f"{DISABLE_VARIABLE} is set, which turns every graph off, and {command} compares graphs "
-            "with none: unset it for this command"
+            f"{DISABLE_VARIABLE} is set, which turns every graph off, and {command} compares "
+            "graphs with none: unset it for this command"
         )
 
 

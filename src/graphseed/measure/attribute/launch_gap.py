@@ -26,7 +26,7 @@ import torch
 
 from graphseed.capture.driver import Arena, Driver, Executable
 from graphseed.capture.identity import Namespace
-from graphseed.measure.profile import profile_work
+from graphseed.measure.attribute.profile import profile_work
 
 NODES: Final = (256, 1280)  # a prompt graph has a few hundred to two thousand; of whole rounds
 NUM_LAUNCHES: Final = 30

@@ -20,8 +20,8 @@ from typing import Final
 
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter
-from graphseed.measure.launch_gap import GraphLine, LaunchGap
-from graphseed.measure.profile import ChunkProfile
+from graphseed.measure.attribute.launch_gap import GraphLine, LaunchGap
+from graphseed.measure.attribute.profile import ChunkProfile
 
 FILL_LEN: Final = 512  # tokens of a step that fills a context
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from graphseed.capture import Driver
-from graphseed.measure.attribution import Cell, ChunkGrid, Direct
-from graphseed.measure.launch_gap import LaunchGap
-from graphseed.measure.profile import Part
+from graphseed.measure.attribute.attribution import Cell, ChunkGrid, Direct
+from graphseed.measure.attribute.launch_gap import LaunchGap
+from graphseed.measure.attribute.profile import Part
+from graphseed.measure.attribute.sampling_profile import SUBMISSION, Place, SampledProcess
+from graphseed.measure.attribute.verdict import verdict
 from graphseed.measure.provenance import provenance
-from graphseed.measure.sampling_profile import SUBMISSION, Place, SampledProcess
-from graphseed.measure.verdict import verdict
 from graphseed.models.model import Model
 
 MUCH_DRIFT: Final = 0.1  # between two measurements of the direct path, above which it is said

@@ -26,10 +26,10 @@ from graphseed.capture.driver import Driver
 from graphseed.capture.events import Direct, Event, Refused, Replayed, Seeded
 from graphseed.capture.identity import GraphIdentity, Namespace
 from graphseed.engine.plan import StepPlan
-from graphseed.measure.attribution import ChunkGrid, Profiled, Replay, Timed, Timing
-from graphseed.measure.launch_gap import GraphLine, measure_line, profile_kernel
+from graphseed.measure.attribute.attribution import ChunkGrid, Profiled, Replay, Timed, Timing
+from graphseed.measure.attribute.launch_gap import GraphLine, measure_line, profile_kernel
+from graphseed.measure.attribute.profile import profile_work
 from graphseed.measure.policies import POLICIES
-from graphseed.measure.profile import profile_work
 from graphseed.measure.session import Session
 from graphseed.models.model import Model
 

@@ -3,7 +3,7 @@
 Owns the flow: measure the direct path, profile it in a process of its own and print the prediction,
 then replay and print both; or sample running processes. Owns that process: it loads the model
 anew, says nothing, and does not outlive this one. What is measured is in measure/attribute and
-measure/sampling_profile, how it is shown in attribute_report.
+measure/attribute, how it is shown in report.
 """
 
 import argparse
@@ -26,13 +26,14 @@ from graphseed.capture import GraphseedError, Selection
 from graphseed.cli import options
 
 if TYPE_CHECKING:
-    from graphseed.measure.attribution import ChunkGrid, Profiled
+    from graphseed.measure.attribute.attribution import ChunkGrid, Profiled
 
 SUMMARY: Final = "Say where a prompt's host time goes and predict what replay saves."
 DEFAULT_MODEL: Final = "smollm2"
 CHUNKS: Final = (32, 128, 512)
 CUDA_CHUNKS: Final = (*CHUNKS, 2048)
 MAX_SECONDS: Final = 600
+GRACE_S: Final = 60  # for a process with nothing left to do to end
 # Without it torch 2.13's profiler writes two lines on stderr each time it starts and stops.
 LOG_LEVEL_VARIABLE: Final = "KINETO_LOG_LEVEL"
 
@@ -105,12 +106,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _attribute(args: argparse.Namespace) -> int:
+    options.require_graphs("attribute")
     contexts = _numbers("--contexts", args.contexts or "0")
     chunks = _numbers("--chunks", args.chunks) if args.chunks is not None else CHUNKS
-    from graphseed.cli import attribute_report as report
+    from graphseed.cli.attribute import report
     from graphseed.drivers import open_driver
-    from graphseed.measure.attribute import measure_direct, measure_replay, num_profiled
-    from graphseed.measure.attribution import Cell, ChunkGrid, predict
+    from graphseed.measure.attribute.attribution import Cell, ChunkGrid, predict
+    from graphseed.measure.attribute.runs import measure_direct, measure_replay, num_profiled
 
     args.model, args.device = args.model or DEFAULT_MODEL, args.device or "auto"
     args.dtype = args.dtype or "auto"
@@ -150,7 +152,7 @@ def profile_apart(asked: Asked, watch: Callable[[str], None]) -> "Profiled":
         theirs.close()
         watch("loading the model")
         found = _hear(ours, process, asked, watch)
-        process.join()  # so that its memory is free
+        process.join(GRACE_S)  # its memory is free only then
         return found
     finally:
         ours.close()
@@ -173,7 +175,7 @@ def _hear(
                 raise ProfilingFailed(value)
             watch(value)
     except (EOFError, OSError):
-        process.join()
+        process.join(GRACE_S)
         raise ProfilingFailed(_death(process.exitcode or 0)) from None
 
 
@@ -203,7 +205,7 @@ def _answer(pipe: Connection) -> None:
 
 def _profile(asked: Asked, watch: Callable[[str], None]) -> "Profiled":
     from graphseed.drivers import open_driver
-    from graphseed.measure.attribute import profile_direct
+    from graphseed.measure.attribute.runs import profile_direct
     from graphseed.models.load import load_model
 
     driver = open_driver(asked.device)
@@ -229,8 +231,8 @@ def _end_with_parent() -> None:
 
 
 def _sample(args: argparse.Namespace) -> int:
-    from graphseed.cli import attribute_report as report
-    from graphseed.measure.sampling_profile import sample_processes
+    from graphseed.cli.attribute import report
+    from graphseed.measure.attribute.sampling_profile import sample_processes
 
     seconds = args.seconds or 5
     processes = sample_processes(args.pid, seconds)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from graphseed.measure.attribution import Cell
+from graphseed.measure.attribute.attribution import Cell
 
 # From this multiple of the direct chunk's speed on; in words a user can act on.
 GAINS: Final = (

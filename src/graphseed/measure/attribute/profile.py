@@ -11,7 +11,9 @@ Does not know sessions or predictions.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -88,7 +90,7 @@ def profile_work(
     for a Chrome trace of one piece, which is profiled by itself. Raises NothingProfiled.
     """
     is_host = driver.device == "cpu"
-    with _profiler(is_host) as profiler:
+    with _profiling(is_host) as profiler:
         for _ in range(num + 1):
             _run(driver, prepare)
     read = pieces(_events(profiler), is_host)[1:]
@@ -98,7 +100,7 @@ def profile_work(
             "kineto, and on a GPU that no other profiler (nsys, ncu) is attached"
         )
     if trace is not None:
-        with _profiler(is_host) as profiler:
+        with _profiling(is_host) as profiler:
             _run(driver, prepare)
         profiler.export_chrome_trace(str(trace))
     # One piece and not a median of each figure, so that its parts add up.
@@ -252,12 +254,17 @@ class _Reader:
         )
 
 
-def _profiler(is_host: bool) -> profile:
+@contextmanager
+def _profiling(is_host: bool) -> Iterator[profile]:
     activities = (
         [ProfilerActivity.CPU] if is_host else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     )
-    # Each profiler has one cycle, so nothing is accumulated; without it torch 2.11 warns.
-    return profile(activities=activities, acc_events=True)
+    with warnings.catch_warnings():
+        # torch 2.11 warns of profilers of several cycles; each here has one. acc_events would keep
+        # it quiet too, at 44 us for each event.
+        warnings.filterwarnings("ignore", message=".*clears events", category=UserWarning)
+        with profile(activities=activities) as profiler:
+            yield profiler
 
 
 def _run(driver: Driver, prepare: Prepare) -> None:
