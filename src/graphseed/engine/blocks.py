@@ -1,8 +1,8 @@
 """Who holds which KV block, and which blocks hold tokens seen before. Pure: no device memory.
 
-Owns BlockPool (free blocks, reference counts, whole blocks that can be found by their tokens) and
-BlockTable (one sequence's list). Block 0 is never handed out: padded rows write there and nobody
-reads it. Does not know when K/V is written: `publish` is told.
+Owns BlockPool (free blocks, reference counts, whole blocks that can be found by their tokens),
+BlockTable (one sequence's list) and the digests of token lists. Block 0 is never handed out: padded
+rows write there and nobody reads it. Does not know when K/V is written: `publish` is told.
 
 A whole block is found by a digest over its token ids and the digest of the block before it, so a
 digest stands for every token from position 0 on. Published blocks are never written again: only
@@ -93,6 +93,16 @@ class BlockPool:
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
+
+    def withdraw(self, digest: bytes) -> None:
+        """Make a block unfindable; whoever holds it keeps it. Nothing happens when none is."""
+        block = self._block_of.pop(digest, None)
+        if block is None:
+            return
+        del self._digest_of[block]
+        if block in self._idle:
+            del self._idle[block]
+            self._free.append(block)
 
     def forget(self) -> None:
         """Drop everything that was published: memory moved, or the weights that wrote it did."""
@@ -210,6 +220,12 @@ class BlockTable:
         end = self.num_blocks + len(blocks)
         self._ids[self.num_blocks : end] = blocks
         self.num_blocks = end
+
+
+def chain_digests(token_ids: Sequence[int], block_len: int) -> list[bytes]:
+    """Digests of the whole blocks that `token_ids` begin with: what they are published under."""
+    chain = _DigestChain(block_len)
+    return [chain.of_block(token_ids, index) for index in range(len(token_ids) // block_len)]
 
 
 class _DigestChain:

@@ -6,9 +6,10 @@ where a program needs no thread (measurements, tests).
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
 from graphseed.engine.step import StepObserver, StepRunner
 from graphseed.models.model import Model
+
+R = TypeVar("R")
 
 
 class EngineCore:
@@ -254,6 +257,14 @@ class EngineCore:
         self._check_open()
         self.pool.forget()
         return self.cache.rebind(self._bindings())
+
+    def on_device(self, what: str, work: Callable[[], R]) -> R:
+        """Run device work that is no step, between two steps. Raises DeviceMemoryError, DeviceLost.
+
+        The engine ends with the first step after a device was lost.
+        """
+        self._check_open()
+        return self._guard.run(what, work)
 
     def finish(self) -> tuple[list[str], str | None]:
         """Raise the alarms of the end.

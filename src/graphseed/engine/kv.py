@@ -58,10 +58,29 @@ class KvMemory:
     def digest(self, kv_indices: torch.Tensor) -> str:
         """SHA-256 of the rows at `kv_indices` ([T], any int dtype), layer by layer, K then V."""
         sha = hashlib.sha256()
-        for cache in (c for pair in zip(self.k, self.v, strict=True) for c in pair):
+        for cache in self._caches:
             rows = cache.flatten(0, 1).index_select(0, kv_indices.to(cache.device).long())
             sha.update(rows.contiguous().cpu().view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[torch.Tensor]:
+        """Copies of some blocks on the host, [len(blocks), N, H, D] each: layer by layer, K then V.
+
+        Waits for the device.
+        """
+        numbers = torch.tensor(blocks, dtype=torch.long, device=self.k[0].device)
+        return [cache.index_select(0, numbers).cpu() for cache in self._caches]
+
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Overwrite some blocks by what `read_blocks` returns."""
+        numbers = torch.tensor(blocks, dtype=torch.long, device=self.k[0].device)
+        with torch.inference_mode(False):
+            for cache, own in zip(self._caches, rows, strict=True):
+                cache.index_copy_(0, numbers, own.to(cache.device))
+
+    @property
+    def _caches(self) -> tuple[torch.Tensor, ...]:
+        return tuple(cache for pair in zip(self.k, self.v, strict=True) for cache in pair)
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:

@@ -1,0 +1,125 @@
+"""The JSON body of a request, and its fields by name and type.
+
+Owns Fields and `json_body`. What is absent or null has its default; a wrong type is the client's
+error, which names the field and the value. Does not know any endpoint.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from graphseed.server.errors import Failed, InvalidRequest
+
+_MAX_SHOWN: Final = 80  # characters of a value that an error shows
+
+
+class Fields:
+    """A JSON object whose fields are asked for one by one. Unknown fields are nobody's concern."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.body = body
+
+    def __contains__(self, name: str) -> bool:
+        return self.body.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The value as it came; None where absent."""
+        return self.body.get(name)
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong(name, value, "a number")
+        if not abs(value) < 1e300:  # nor NaN; a float may not hold an int
+            raise wrong(name, value, "a finite number")
+        return float(value)
+
+    def whole(self, name: str, default: int) -> int:
+        """A whole number; 8.0 is one."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not is_whole:
+            raise wrong(name, value, "a whole number")
+        if abs(value) >= 1 << 63:
+            raise wrong(name, value, "a whole number of at most 63 bits")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise wrong(name, value, "a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; one string stands for a list of one."""
+        value = self.body.get(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise wrong(name, value, "a string or a list of strings")
+        return tuple(value)
+
+    def inner(self, name: str) -> "Fields":
+        """The fields of an object within; none where it is absent."""
+        value = self.body.get(name)
+        if value is None:
+            return Fields({})
+        if not isinstance(value, dict):
+            raise wrong(name, value, "an object")
+        return Fields(value)
+
+
+def wrong(name: str, value: object, expected: str) -> InvalidRequest:
+    """The error for a field that is not what it should be."""
+    return InvalidRequest(f"{name} is {shown(value)}; expected {expected}")
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to a length that an error can show."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """Read a request's body, which must be a JSON object.
+
+    What is no JSON at all is a server_error of status 500, as llama-server answers it.
+    """
+    raw = await request.body()
+    try:
+        body = json.loads(raw)
+        if b"\\ud" in raw.lower():  # half a character can be written in JSON, and is no text
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the body has half a surrogate pair; expected Unicode text") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except ValueError as error:
+        raise Failed(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise wrong("the body", body, "a JSON object")
+    return body

@@ -1,0 +1,130 @@
+"""What constrains an answer: grammars and JSON schemas, compiled by xgrammar.
+
+Owns `compile_grammar`, `compile_format` and the adapter to the engine's Grammar protocol. Does not
+know how requests name their grammars (params and tools do), and touches no tensor: the library
+fills one, the engine reads it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from graphseed.engine import Grammar
+from graphseed.models.model import Model
+from graphseed.server.errors import InvalidRequest, NotSupported
+from graphseed.server.gbnf import to_ebnf
+from graphseed.server.schemas import MAX_CHARS, checked_schema
+from graphseed.server.state import ServerState
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar, GrammarCompiler
+
+# As llama.cpp's own grammar of JSON: a model that only writes blanks would never end.
+MAX_BLANKS: Final = 20
+CACHE_BYTES: Final = 128 << 20
+NUM_THREADS: Final = 4
+
+_PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # time and source line of the library
+
+
+def compile_grammar(
+    state: ServerState, *, gbnf: str | None = None, json_schema: object | None = None
+) -> Grammar | None:
+    """The constraint of one answer, by a grammar or by a JSON schema; None where neither is given.
+
+    Takes up to seconds for a large one, without Python's lock: call it off the event loop. The
+    result belongs to one request. Raises InvalidRequest, with what the library says, and
+    NotSupported.
+    """
+    if gbnf and json_schema is not None:
+        raise InvalidRequest('Either "json_schema" or "grammar" can be specified, but not both')
+    if gbnf:
+        source = to_ebnf(_checked_text(gbnf))
+        return _compiled(state, "grammar", lambda compiler: compiler.compile_grammar(source))
+    if json_schema is None:
+        return None
+    schema = json.dumps(checked_schema(json_schema))
+    return _compiled(
+        state, "json_schema",
+        lambda compiler: compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_BLANKS),
+    )  # fmt: skip
+
+
+def compile_format(state: ServerState, form: dict[str, Any]) -> Grammar:
+    """The constraint of an answer that mixes text and JSON, as tool calls do.
+
+    `form` is a format of xgrammar's structural tags. As `compile_grammar` otherwise.
+    """
+    tag = json.dumps({"type": "structural_tag", "format": form})
+    return _compiled(state, "tools", lambda compiler: compiler.compile_structural_tag(tag))
+
+
+class Constraint:
+    """Where one answer stands in its compiled grammar. Belongs to one request; engine thread only.
+
+    Once an end of sequence was taken it allows nothing else.
+    """
+
+    def __init__(self, compiled: "CompiledGrammar", vocab_size: int) -> None:
+        from xgrammar import GrammarMatcher, allocate_token_bitmask
+
+        self._matcher = GrammarMatcher(compiled)
+        self._mask = allocate_token_bitmask(1, vocab_size)
+
+    def allowed(self) -> Any:
+        """Tokens that may come next: [W] int32 in the host's memory; None: all."""
+        if self._matcher.is_terminated():  # the library has no mask for that
+            return self._ends()
+        return self._mask[0] if self._matcher.fill_next_token_bitmask(self._mask, 0) else None
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen, an end of sequence included."""
+        if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
+            raise InvalidRequest(f"the grammar does not allow token {token} here")
+
+    def _ends(self) -> Any:
+        words: dict[int, int] = {}
+        for token in self._matcher.stop_token_ids:
+            words[token // 32] = words.get(token // 32, 0) | 1 << token % 32
+        self._mask.zero_()
+        for index, bits in words.items():
+            self._mask[0, index] = bits - (1 << 32) if bits >> 31 else bits
+        return self._mask[0]
+
+
+def _compiled(
+    state: ServerState, name: str, compiled: "Callable[[GrammarCompiler], CompiledGrammar]"
+) -> Grammar:
+    model = state.ready.model
+    try:
+        return Constraint(compiled(_compiler_of(model)), model.vocab_size)
+    except RuntimeError as error:
+        why = _PLACE.sub("", str(error)).strip()
+        raise InvalidRequest(f"failed to parse {name}: {why}") from None
+
+
+def _compiler_of(model: Model) -> "GrammarCompiler":
+    return _compiler(model.tokenizer, model.vocab_size, model.eos_ids)
+
+
+@lru_cache(maxsize=1)
+def _compiler(tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> "GrammarCompiler":
+    """Reading a large vocabulary takes a second, once for each model; holds no weights."""
+    try:
+        from xgrammar import GrammarCompiler, TokenizerInfo
+    except ImportError as error:
+        raise NotSupported(f"grammars need the extra graphseed[serve]: {error}") from None
+    info = TokenizerInfo.from_huggingface(
+        tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(eos_ids)
+    )
+    return GrammarCompiler(info, max_threads=NUM_THREADS, cache_limit_bytes=CACHE_BYTES)
+
+
+def _checked_text(gbnf: object) -> str:
+    if not isinstance(gbnf, str):
+        raise InvalidRequest(f"grammar is {gbnf!r:.100}; expected a text in GBNF")
+    if len(gbnf) > MAX_CHARS:
+        raise InvalidRequest(f"grammar has {len(gbnf)} characters; expected {MAX_CHARS} or less")
+    return gbnf
