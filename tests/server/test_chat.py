@@ -1,14 +1,16 @@
 """Chat completions as OpenAI's and llama-server's clients know them."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from graphseed.engine import SamplingParams
 from graphseed.server.settings import ServerSettings
-from tests.server.small import DEFAULTS, Small, small_server
+from tests.server.small import DEFAULTS, Small, listening, small_server
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "system", "content": "Book"}, {"role": "user", "content": "Hey"}]
@@ -387,3 +389,16 @@ def test_openai_fields_that_mean_nothing_here_are_ignored(server: Small) -> None
 
 def test_a_thought_cannot_be_ended_from_outside(server: Small) -> None:
     server.refused(f"{PATH}/control", 501, action="reasoning_end")
+
+
+def test_a_client_that_leaves_frees_its_slot() -> None:
+    with small_server(context_len=1024) as server, listening(server.app) as address:
+        for is_streaming in (True, False):
+            body = {
+                "messages": HELLO, "max_tokens": 900, "ignore_eos": True, "stream": is_streaming,
+            }  # fmt: skip
+            with contextlib.suppress(httpx.ReadTimeout):
+                with httpx.stream("POST", address + PATH, json=body, timeout=0.5) as reply:
+                    assert next(reply.iter_lines()).startswith("data: ")
+            server.wait_until_idle(2.0)
+        assert server.core.num_free_blocks == server.core.pool.num_blocks

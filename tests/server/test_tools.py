@@ -23,6 +23,7 @@ from graphseed.server.tools import (
     written_call,
 )
 from tests.server.small import Small, small_server
+from tests.server.test_grammar import allowed
 
 WEATHER = {
     "type": "function",
@@ -105,13 +106,10 @@ def test_a_thought_that_is_open_comes_before_the_call(server: Small) -> None:
     form = forced_form(offered, CallStyle.TAGGED, is_thinking=True)
     grammar = compile_format(server.state, form)
     for byte in b"hm, {so} <tool_call> be it</think>\n\n":
-        assert grammar.allowed() is None or grammar.allowed()[byte // 32] >> byte % 32 & 1
+        mask = grammar.allowed()
+        assert mask is None or byte in allowed(grammar)
         grammar.accept(byte)
-    mask = grammar.allowed().tolist()
-    allowed = {
-        32 * at + bit for at, word in enumerate(mask) for bit in range(32) if word >> bit & 1
-    }
-    assert allowed == {ord("<")}
+    assert allowed(grammar) == {ord("<")}
 
 
 def test_what_is_offered_is_checked_and_filled_in() -> None:

@@ -54,9 +54,9 @@ class ChatTemplate:
         the answer begins.
         """
         abilities = self.abilities
-        adapted = adapted_to(abilities, messages, tools)
         offered = list(tools.offered) if tools.names and abilities.takes_tools else []
         try:
+            adapted = adapted_to(abilities, messages, tools)
             return self._raw(
                 [as_written(abilities, message) for message in adapted],
                 offered or ([] if abilities.wants_tool_list else None),

@@ -52,8 +52,12 @@ def _check_finite(body: Mapping[str, Any]) -> None:
     """Refuse numbers that JSON cannot say: parts of the body are repeated in the response."""
     try:
         json.dumps(body, allow_nan=False)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
     except ValueError:
-        raise InvalidRequest("the body has an infinite number or NaN; expected finite ones") from None
+        raise InvalidRequest(
+            "the body has an infinite number or NaN; expected finite ones"
+        ) from None
 
 
 def _messages(fields: Fields) -> list[Any]:
