@@ -307,7 +307,24 @@ def test_a_bench_shows_gains_and_losses_of_every_policy(tree):
 def test_an_attribute_entry_splits_the_hosts_time_in_shares(tree):
     page = tree(attribute([cell(32)]))["results.md"]
     assert "| 32 | 0 | 5.00 | 0.10 | 4.90 | 50 / 25 / 25 % | 0.90 | 82 % | 400 | 1.10 |" in page
-    assert "1.05 us from one node to the next, 7.5 us to launch" in page
+    assert "1.05 us from one node to the next, 7.5 us to launch. Verdict:" in page
+    assert "So is the idle share" not in page
+
+
+def test_an_attribute_entry_says_what_the_gap_was_calibrated_with(tree):
+    few = {"num_nodes": 174, "replay_ms": 0.35, "busy_ms": 0.25, "stage_ms": 0.04}
+    many = {"num_nodes": 1086, "replay_ms": 2.125, "busy_ms": 1.6, "stage_ms": 0.04}
+    page = tree(attribute([cell(32)], calibration=[few, many], source=CPU))["results.md"]
+    assert (
+        "7.5 us to launch, from two near-empty decoders: 174 nodes in 0.350 ms, busy 0.250 and "
+        "stage 0.040; 1,086 nodes in 2.125 ms, busy 1.600 and stage 0.040. Verdict:"
+    ) in page
+    assert "which the profiler makes slower. So is the idle share." in page
+    older = tree(attribute([cell(32)], node_us=1.8, kernel_us=1.79))["results.md"]
+    assert (
+        "7.5 us to launch, from elementwise kernels: a node of 1.80 us, the kernel alone 1.79. "
+        "Verdict:"
+    ) in older
 
 
 def test_a_verify_entry_shows_counts_and_differences(tree):

@@ -2,20 +2,17 @@
 
 import pickle
 import re
+from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphseed.capture import Namespace, Work
-from graphseed.capture.driver import Executable
 from graphseed.capture.errors import Reason
 from graphseed.capture.space import Space
 from graphseed.drivers import host, open_driver
-from graphseed.drivers.host import HostArena, HostDriver
 from graphseed.engine import BadParameter
 from graphseed.engine.staging import Staging
-from graphseed.measure.attribute import launch_gap, runs
+from graphseed.measure.attribute import context_bench, decoders, runs
 from graphseed.measure.attribute.attribution import (
     Cell,
     ChunkGrid,
@@ -27,17 +24,11 @@ from graphseed.measure.attribute.attribution import (
     Timing,
     predict,
 )
-from graphseed.measure.attribute.launch_gap import (
-    NODES,
-    NUM_DIRECT,
-    GraphLine,
-    LaunchGap,
-    measure_line,
-    profile_kernel,
-)
-from graphseed.measure.attribute.profile import ChunkProfile, profile_work
+from graphseed.measure.attribute.context_bench import MIN_RUNS
+from graphseed.measure.attribute.decoders import CHUNK, DEPTHS, NUM_PROFILED, CalibrationFailed
+from graphseed.measure.attribute.launch_gap import DecoderTimes, LaunchGap, Point
+from graphseed.measure.attribute.profile import ChunkProfile
 from graphseed.measure.attribute.runs import (
-    MIN_RUNS,
     measure_direct,
     measure_replay,
     num_profiled,
@@ -51,6 +42,10 @@ GRID = ChunkGrid((16, 40), (0, 24))
 CELLS = [(0, 16), (0, 40), (24, 16), (24, 40)]
 
 
+def timing(median_ms: float, spread_ms: float = 0.1, num_runs: int = 20) -> Timing:
+    return Timing(median_ms, spread_ms, num_runs, median_ms - spread_ms)
+
+
 def ignore(text: str) -> None:
     """A watch that nobody looks at."""
 
@@ -58,17 +53,32 @@ def ignore(text: str) -> None:
 def test_the_prediction_stands_before_any_graph_of_the_model_is_captured(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = []
-    seed = Space.seed
-    monkeypatch.setattr(Space, "seed", lambda *args: (seeds.append(args[1]), seed(*args))[1])
+    sessions: list[Session] = []
+    seeds: list[tuple[Model, object]] = []
+    init, seed = Session.__init__, Space.seed
+
+    def opening(self: Session, *args) -> None:
+        init(self, *args)
+        sessions.append(self)
+
+    def seeding(self: Space, entry, *args):
+        [of] = [s for s in sessions if self in s.core.cache.spaces.values()]
+        seeds.append((of.core.model, entry.identity.get("tokens")))
+        return seed(self, entry, *args)
+
+    monkeypatch.setattr(Session, "__init__", opening)
+    monkeypatch.setattr(Space, "seed", seeding)
     driver = open_driver("cpu")
-    line, timed = measure_direct(model, driver, GRID, ignore)
+    times, timed = measure_direct(model, driver, GRID, ignore)
     nums = [num_profiled(one) for one in timed]
     profiled = profile_direct(model, driver, GRID, nums, ignore)
-    gap, directs = predict(line, timed, profiled)
-    assert not seeds
+    gap, directs = predict(times, timed, profiled)
+    # The only graphs there have been: one chunk of each near-empty decoder, drawn for it.
+    assert [(len(of.layers), tokens) for of, tokens in seeds] == [(n, CHUNK) for n in DEPTHS]
+    assert all(of is not model and of.source == "random, seed 0" for of, _ in seeds)
+    seeds.clear()
     assert pickle.loads(pickle.dumps(profiled)) == profiled  # it comes from another process
-    assert gap == LaunchGap(line.launch_us, line.node_us, profiled.kernel_us)
+    assert gap == LaunchGap.of(times, profiled.decoders)
     assert [(cell.context, cell.chunk) for cell in directs] == CELLS
     for cell in directs:
         assert cell.prediction.num_nodes == cell.profile.num_nodes > 100
@@ -78,7 +88,7 @@ def test_the_prediction_stands_before_any_graph_of_the_model_is_captured(
     replays = measure_replay(model, driver, GRID, ignore)
     assert [(cell.context, cell.chunk) for cell in replays] == CELLS
     # One for each chunk, and one for the 24 tokens, padded, that fill the second context.
-    assert [entry.identity.get("tokens") for entry in seeds] == [16, 40, 32, 16, 40]
+    assert seeds == [(model, tokens) for tokens in (16, 40, 32, 16, 40)]
     for direct, replay in zip(directs, replays, strict=True):
         assert replay.wall is not None and replay.direct is not None and not replay.refused
         assert replay.num_nodes == direct.profile.num_nodes - 1  # the staged copy is in no graph
@@ -103,17 +113,17 @@ def test_each_cell_is_profiled_as_often_as_asked_after_it_ran_without(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    profile_work = runs.profile_work
+    profile_work = context_bench.profile_work
 
-    def spied(driver, prepare, num, trace):
+    def spied(driver, prepare, num, trace, rank):
         asked.append(num)
-        return profile_work(driver, prepare, num, trace)
+        return profile_work(driver, prepare, num, trace, rank)
 
-    monkeypatch.setattr(runs, "profile_work", spied)
+    monkeypatch.setattr(context_bench, "profile_work", spied)
     profiled = profile_direct(model, open_driver("cpu"), GRID, [1, 2, 3, 1], ignore)
-    assert asked == [1, 2, 3, 1] and len(profiled.cells) == 4
-    assert num_profiled(Timed(16, 0, Timing(1.0, 0.1, 30), 1.0, 0.1)) == runs.MAX_PROFILED
-    assert num_profiled(Timed(16, 0, Timing(5000.0, 0.1, 3), 1.0, 0.1)) == 1
+    assert asked == [*[NUM_PROFILED] * len(DEPTHS), 1, 2, 3, 1] and len(profiled.cells) == 4
+    assert num_profiled(Timed(16, 0, timing(1.0, 0.1, 30), 1.0, 0.1)) == runs.MAX_PROFILED
+    assert num_profiled(Timed(16, 0, timing(5000.0, 0.1, 3), 1.0, 0.1)) == 1
 
 
 def test_a_context_filled_in_chunks_of_the_size_under_test_is_no_hindrance(model: Model) -> None:
@@ -175,134 +185,86 @@ def test_a_chunk_that_is_refused_is_said_with_its_reason(
     assert verdict([cell])[0].startswith("was not replayed at chunks of 16: 0 of")
 
 
-class Operators(TorchDispatchMode):
-    """Every operator that ran, by name, with what it wrote."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[tuple[str, torch.Tensor]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        self.told.append((str(func), output))
-        return output
+def seen(num_nodes: int, busy_ms: float, copy_in_ms: float = 0.0) -> ChunkProfile:
+    return ChunkProfile(15.0, 5.0, 6.0, 4.0, 0.0, busy_ms, copy_in_ms, num_nodes - 20, num_nodes)
 
 
-class PlantedMark:
-    """A point of a clock that only launches move."""
-
-    def __init__(self, now_us: float) -> None:
-        self.now_us = now_us
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def ms_since(self, earlier: "PlantedMark") -> float:
-        return (self.now_us - earlier.now_us) / 1e3
-
-
-class PlantedArena(HostArena):
-    """Launches that take 12 us and 1.5 us a node, and every fifth one far longer."""
-
-    def __init__(self, driver: "PlantedDriver") -> None:
-        super().__init__(Namespace.PROMPT)
-        self.driver = driver
-        self.is_closed = False
-
-    def launch(self, executable: Executable) -> None:
-        self.driver.num_launches += 1
-        disturbed_us = 400.0 if self.driver.num_launches % 5 == 0 else 0.0
-        self.driver.now_us += 12 + 1.5 * executable.num_nodes + disturbed_us
-
-    def close(self) -> int:
-        self.is_closed = True
-        return super().close()
+def test_the_gap_is_the_slope_of_what_replays_take_beyond_stage_and_busy() -> None:
+    # Planted: 12 us to launch and 0.5 us a node.
+    times = [
+        DecoderTimes(replay_ms=0.25 + 0.02 + 0.012 + 0.1, stage_ms=0.02),
+        DecoderTimes(replay_ms=1.75 + 0.04 + 0.012 + 0.6, stage_ms=0.04),
+    ]
+    gap = LaunchGap.of(times, [seen(200, 0.26, 0.01), seen(1200, 1.76, 0.01)])
+    assert (gap.gap_us, gap.launch_us) == pytest.approx((0.5, 12))
+    assert gap.few == Point(200, times[0].replay_ms, 0.25, 0.02)
+    # What holds for the decoders themselves: they are predicted as they were measured.
+    for point in (gap.few, gap.many):
+        made = Prediction(
+            point.stage_ms, gap.launch_us / 1e3, point.busy_ms, point.num_nodes, gap.gap_us
+        )
+        assert made.ms == pytest.approx(point.replay_ms)
 
 
-class PlantedDriver(HostDriver):
-    """A host whose graphs cost what was planted."""
-
-    def __init__(self) -> None:
-        self.now_us, self.num_launches = 0.0, 0
-        self.arenas: list[PlantedArena] = []
-
-    def open(self, namespace: Namespace) -> PlantedArena:
-        self.arenas.append(PlantedArena(self))
-        return self.arenas[-1]
-
-    def mark(self, timed: bool = False) -> PlantedMark:
-        return PlantedMark(self.now_us)
+def test_a_negative_gap_or_launch_is_reported_as_it_is() -> None:
+    gap = LaunchGap(Point(100, 1.0, 1.0, 0.0), Point(300, 2.8, 3.0, 0.0))
+    assert (gap.gap_us, gap.launch_us) == pytest.approx((-1.0, 100.0))
+    assert LaunchGap(Point(100, 1.0, 1.0, 0.0), Point(300, 2.0, 1.6, 0.0)).launch_us < 0
 
 
-def test_the_calibration_finds_the_planted_cost_of_launch_and_node() -> None:
-    driver = PlantedDriver()
-    line = measure_line(driver)
-    assert (line.launch_us, line.node_us) == pytest.approx((12, 1.5))
-    assert [arena.is_closed for arena in driver.arenas] == [True]
-
-
-def test_the_calibration_leaves_no_arena_open_when_it_cannot_launch() -> None:
-    class Failing(PlantedArena):
-        def capture(self, work: Work):
-            raise RuntimeError("planted")
-
-    class FailingDriver(PlantedDriver):
-        def open(self, namespace: Namespace) -> PlantedArena:
-            self.arenas.append(Failing(self))
-            return self.arenas[-1]
-
-    driver = FailingDriver()
-    with pytest.raises(RuntimeError, match="planted"):
-        measure_line(driver)
-    assert [arena.is_closed for arena in driver.arenas] == [True]
-
-
-def test_the_gap_is_what_a_node_costs_beyond_its_kernel_and_may_be_negative() -> None:
-    assert LaunchGap(10, 3.0, 1.25).gap_us == 1.75
-    assert LaunchGap(10, 1.0, 1.25).gap_us == -0.25
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)])
-def test_the_near_empty_kernels_fill_the_device_and_are_of_four_kinds_in_turn(
-    device: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", torch.float32), pytest.param("cuda:0", torch.bfloat16, marks=pytest.mark.cuda)],
+)
+def test_the_decoders_differ_in_depth_alone_and_are_replayed_and_profiled_alike(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = open_driver(device)
-    seen = []
+    used: list[tuple[int, torch.dtype, str]] = []
+    bench, driver = decoders._bench, open_driver(device)
 
-    def spied(driver, prepare, num):
-        with Operators() as operators:
-            prepare()()
-        seen.extend(operators.told)
-        return profile_work(driver, prepare, num)
+    def spied(driver, dtype, num_layers, policy):
+        made = bench(driver, dtype, num_layers, policy)
+        model = made._session.core.model
+        used.append((len(model.layers), model.dtype, policy))
+        return made
 
-    monkeypatch.setattr(launch_gap, "profile_work", spied)
-    assert 0 < profile_kernel(driver) < 1000
-    names, outputs = zip(*seen, strict=True)
-    assert len(names) == NUM_DIRECT and len(set(names)) == 4
-    assert names == names[:4] * (NUM_DIRECT // 4)
-    assert all(num_nodes % 4 == 0 for num_nodes in NODES)  # the same mix in every graph
-    # Each writes over what the next one reads; some multiprocessors without a block are too few.
-    assert len({output.data_ptr() for output in outputs}) == 1
-    assert outputs[0].numel() == 4096 * driver.num_sms
-    assert torch.isfinite(outputs[0]).all()
+    monkeypatch.setattr(decoders, "_bench", spied)
+    times = decoders.replay_decoders(driver, dtype, ignore)
+    profiles = decoders.profile_decoders(driver, dtype, ignore)
+    assert used == [
+        (num_layers, dtype, policy) for policy in ("seed", "off") for num_layers in DEPTHS
+    ]
+    gap = LaunchGap.of(times, profiles)
+    assert 0 < gap.few.stage_ms < gap.few.replay_ms < gap.many.replay_ms
+    assert 0 < gap.few.busy_ms < gap.many.busy_ms
+    # A layer has the same nodes at each depth: what is left is the same too.
+    few, many = gap.few.num_nodes, gap.many.num_nodes
+    per_layer, rest = divmod(many - few, DEPTHS[1] - DEPTHS[0])
+    assert rest == 0 and 10 < per_layer < few / DEPTHS[0]
+    assert many > 500  # as long as a model's graph
 
 
-def test_noise_cannot_make_a_launch_take_less_than_no_time() -> None:
-    line = GraphLine.through(((NODES[0], 0.1), (NODES[1], 10.0)))
-    assert line.launch_us == 0 and line.node_us == pytest.approx(9.9e3 / (NODES[1] - NODES[0]))
+def test_a_decoder_that_is_not_replayed_is_an_error_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = []
+    close = Session.close
+    monkeypatch.setattr(Session, "close", lambda self: (closed.append(self), close(self))[1])
+    monkeypatch.setattr(host, "_record", lambda work: (Reason.HOST_SYNC, "aten::item"))
+    words = r"decoder of 4 layers cannot be replayed: 0 of \d+ replayed: host synchronisation"
+    with pytest.raises(CalibrationFailed, match=words):
+        decoders.replay_decoders(open_driver("cpu"), torch.float32, ignore)
+    assert len(closed) == 1
 
 
 def direct(wall_ms: float, busy_ms: float, chunk: int = 16, context: int = 0) -> Direct:
     profile = ChunkProfile(wall_ms, 0.0, 0.0, 0.0, 0.0, busy_ms, 0.0, 9, 10)
     prediction = Prediction(0.25, 0.05, busy_ms, 400, 0.5)
-    return Direct(chunk, context, Timing(wall_ms, 0.1, 20), wall_ms, profile, prediction)
+    return Direct(chunk, context, timing(wall_ms, 0.1, 20), wall_ms, profile, prediction)
 
 
 def cell(multiple: float, idle: float, chunk: int, context: int = 0, spread: float = 0.01) -> Cell:
-    wall, again = Timing(10 / multiple, spread, 20), Timing(10.0, spread, 20)
+    wall, again = timing(10 / multiple, spread, 20), timing(10.0, spread, 20)
     made = direct(10.0, 10 * (1 - idle), chunk, context)
     return Cell(made, Replay(chunk, context, wall, again, 0.1, 400))
 
@@ -312,18 +274,27 @@ def test_a_prediction_is_the_sum_of_its_terms_and_its_error_is_against_the_measu
     assert made.prediction.ms == pytest.approx(0.25 + 0.05 + 1.5 + 400 * 0.5 / 1e3)
     assert made.predicted_multiple == pytest.approx(5.0)
     assert made.idle_share == pytest.approx(0.85)
-    both = Cell(made, Replay(16, 0, Timing(2.5, 0.1, 20), Timing(11.0, 0.1, 20)))
+    both = Cell(made, Replay(16, 0, timing(2.5, 0.1, 20), timing(11.0, 0.1, 20)))
     assert (both.multiple, both.error, both.drift) == pytest.approx((4.4, -0.2, 0.1))
 
 
 def test_a_prediction_is_made_of_what_was_timed_and_what_was_profiled() -> None:
-    timed = Timed(16, 24, Timing(10.0, 0.1, 30), host_ms=9.0, stage_ms=0.25)
-    seen = ChunkProfile(15.0, 5.0, 6.0, 4.0, 0.0, 1.75, 0.25, 380, 400)
-    gap, [made] = predict(GraphLine(50, 1.5), [timed], Profiled(1.0, (seen,)))
-    assert (gap.launch_us, gap.node_us, gap.kernel_us, gap.gap_us) == (50, 1.5, 1.0, 0.5)
+    timed = Timed(16, 24, timing(10.0, 0.1, 30), host_ms=9.0, stage_ms=0.25)
+    times = (DecoderTimes(0.5, 0.25), DecoderTimes(2.0, 0.25))
+    profiled = Profiled((seen(100, 0.25), seen(900, 1.25)), (seen(400, 1.75, copy_in_ms=0.25),))
+    gap, [made] = predict(times, [timed], profiled)
+    assert (gap.launch_us, gap.gap_us) == pytest.approx((-62.5, 0.625))
     # The staged copy is stage's, not the graph's.
-    assert made.prediction == Prediction(0.25, 0.05, 1.5, 400, 0.5)
+    assert made.prediction == Prediction(0.25, gap.launch_us / 1e3, 1.5, 400, gap.gap_us)
     assert (made.chunk, made.context, made.wall, made.host_ms) == (16, 24, timed.wall, 9.0)
+
+
+def test_a_host_is_idle_outside_its_kernels_in_the_profiled_run_and_is_said_to_be() -> None:
+    profile = ChunkProfile(8.0, 1.0, 1.0, 0.0, 6.0, 6.0, 0.0, 10, 10)
+    made = replace(direct(wall_ms=40.0, busy_ms=6.0), profile=profile)
+    assert made.idle_share == pytest.approx(0.25)  # not 34 of 40 ms: another process's
+    [said, _] = verdict([Cell(made, Replay(16, 0, timing(30.0), timing(40.0)))])
+    assert said.endswith("the device is idle 25 % of a profiled direct chunk")
 
 
 def test_busier_than_the_wall_clock_is_not_idle_at_all() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from graphseed.engine import SamplingParams
+from graphseed.engine import SamplingParams, Status
 from graphseed.server.settings import ServerSettings
 from tests.server.small import DEFAULTS, Small, listening, small_server
 
@@ -391,14 +391,17 @@ def test_a_thought_cannot_be_ended_from_outside(server: Small) -> None:
     server.refused(f"{PATH}/control", 501, action="reasoning_end")
 
 
-def test_a_client_that_leaves_frees_its_slot() -> None:
-    with small_server(context_len=1024) as server, listening(server.app) as address:
-        for is_streaming in (True, False):
-            body = {
-                "messages": HELLO, "max_tokens": 900, "ignore_eos": True, "stream": is_streaming,
-            }  # fmt: skip
-            with contextlib.suppress(httpx.ReadTimeout):
-                with httpx.stream("POST", address + PATH, json=body, timeout=0.5) as reply:
-                    assert next(reply.iter_lines()).startswith("data: ")
-            server.wait_until_idle(2.0)
-        assert server.core.num_free_blocks == server.core.pool.num_blocks
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_client_that_leaves_frees_its_slot(is_streaming: bool) -> None:
+    body = {"messages": HELLO, "max_tokens": 3900, "ignore_eos": True, "stream": is_streaming}
+    with small_server(context_len=4096) as server, listening(server.app) as address:
+        num_free = server.core.num_free_blocks
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.stream("POST", address + PATH, json=body, timeout=0.5) as reply,
+        ):
+            assert next(reply.iter_lines()).startswith("data: ")
+        server.wait_until_idle(2.0)
+        assert server.core.num_free_blocks == num_free
+        task = server.ledger.last_of_slot(0) or server.ledger.last_of_slot(1)
+        assert task is not None and task.request.status is Status.FAILED, "it ran to its end"

@@ -1,6 +1,7 @@
 """Grammars and JSON schemas on models that write noise: what comes out follows them."""
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -202,10 +203,26 @@ def test_a_complete_grammar_allows_every_end_of_sequence_and_nothing_else(
     grammar.accept(63)
 
 
-def _with_eos_ids(model: Model, eos_ids: frozenset[int]) -> Model:
-    import dataclasses
+def test_special_tokens_are_no_text(state: ServerState) -> None:
+    bos, eos = 256, 257
+    grammar = compile_grammar(state, gbnf='root ::= "<|bos|>" [^a]')
+    for byte in b"<|bos|>":
+        assert allowed(grammar) == {byte}, "the token of that name has no text"
+        assert grammar is not None
+        grammar.accept(byte)
+    words = allowed(grammar)
+    assert {bos, eos} & words == set() and ord("b") in words and ord("a") not in words
 
+
+def _with_eos_ids(model: Model, eos_ids: frozenset[int]) -> Model:
     return dataclasses.replace(model, eos_ids=eos_ids)
+
+
+def test_a_model_without_an_end_of_sequence_has_no_grammars(state: ServerState) -> None:
+    served = Served(state.ready.engine, _with_eos_ids(state.ready.model, frozenset()))
+    endless = ServerState(state.settings, state.selection, "test", "test", served)
+    with pytest.raises(NotSupported, match="no end of sequence"):
+        compile_grammar(endless, gbnf='root ::= "a"')
 
 
 def test_a_token_that_was_not_allowed_is_an_error(state: ServerState) -> None:

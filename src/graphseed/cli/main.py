@@ -12,11 +12,11 @@ from typing import Final
 
 import graphseed
 from graphseed.capture import GraphseedError
-from graphseed.cli import attribute, bench, demo, replay_plans, run, verify
+from graphseed.cli import attribute, bench, demo, replay_plans, run, serve, verify
 
 COMMANDS: Final = {
     "run": run, "demo": demo, "attribute": attribute, "bench": bench, "verify": verify,
-    "replay-plans": replay_plans,
+    "serve": serve, "replay-plans": replay_plans,
 }  # fmt: skip
 
 

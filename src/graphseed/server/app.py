@@ -9,10 +9,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -21,18 +22,20 @@ from starlette.responses import JSONResponse, Response
 
 import graphseed
 from graphseed.capture.errors import GraphseedError
-from graphseed.server import slots, status
+from graphseed.server import status
 from graphseed.server.errors import ApiError, Failed, InvalidRequest, NotFound, of_exception
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.middleware import Gate, Prefixed
 from graphseed.server.replies import ERROR_SCHEMA, ERROR_STATUSES, json_reply
 from graphseed.server.state import ServerState
 
-# Modules whose `router(state)` needs the model: a request to one of them wakes it.
+# Each module has `router(state)`, or `router(state, lifecycle)` where it must know of every model
+# that is loaded (`lifecycle.on_loaded`) or of the engine's requests (`lifecycle.ledger`).
+# These need the model: a request to one of them wakes it.
 ROUTERS: Final = (
-    "completions", "tokens", "chat", "templates", "responses", "anthropic", "embeddings",
+    "slots", "completions", "tokens", "chat", "templates", "responses", "anthropic", "embeddings",
 )  # fmt: skip
-# Those that answer while it sleeps.
+# These answer while it sleeps.
 WAKEFUL_ROUTERS: Final = ("absent", "metrics", "prompt_graphs", "page")
 
 logger = logging.getLogger("graphseed.server")
@@ -66,21 +69,24 @@ def create_app(
     wakeful = dict(_modules(WAKEFUL_ROUTERS))
     page = wakeful.get("page")
     graphs = wakeful.get("prompt_graphs")
-    app.include_router(
-        status.router(state, lifecycle, None if graphs is None else graphs.graph_state)
-    )
-    app.include_router(slots.router(state, lifecycle), dependencies=needs_model)
+    app.include_router(status.router(state, lifecycle, getattr(graphs, "describe", None)))
     for _, module in _modules(ROUTERS):
-        app.include_router(module.router(state), dependencies=needs_model)
+        app.include_router(_routes_of(module, state, lifecycle), dependencies=needs_model)
     for module in wakeful.values():
-        app.include_router(module.router(state))
+        app.include_router(_routes_of(module, state, lifecycle))
     _add_handlers(app)
-    page_paths = frozenset() if page is None else frozenset(page.PUBLIC_PATHS)
+    page_paths = frozenset(getattr(page, "PUBLIC_PATHS", ()))
     app.add_middleware(Gate, state=state, lifecycle=lifecycle, page_paths=page_paths)
     if prefix:
         app.add_middleware(Prefixed, prefix=prefix)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
+
+
+def _routes_of(module: ModuleType, state: ServerState, lifecycle: Lifecycle) -> APIRouter:
+    takes_both = len(signature(module.router).parameters) > 1
+    routes: APIRouter = module.router(state, lifecycle) if takes_both else module.router(state)
+    return routes
 
 
 def _modules(names: tuple[str, ...]) -> Iterator[tuple[str, ModuleType]]:

@@ -63,7 +63,7 @@ async def tokens_of(model: Model, conversation: Conversation) -> list[int]:
 
 def _values(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     """Further variables of the template."""
-    values: dict[str, Any] = {"enable_thinking": _setting(settings, "reasoning") != "off"}
+    values: dict[str, Any] = {"enable_thinking": settings.reasoning != "off"}
     effort = fields.text("reasoning_effort")
     if effort == "none":
         values["enable_thinking"] = False
@@ -113,13 +113,8 @@ def _opens_thought(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK)
 
 
-def _setting(settings: ServerSettings, name: str) -> str:
-    """--reasoning and --reasoning-format."""
-    return str(getattr(settings, name, "auto"))
-
-
 def _reads_thoughts(fields: Fields, settings: ServerSettings) -> bool:
-    form = fields.text("reasoning_format", _setting(settings, "reasoning_format"))
+    form = fields.text("reasoning_format", settings.reasoning_format)
     if form == "deepseek-legacy":
         raise NotSupported("reasoning_format is deepseek-legacy; this server has deepseek and none")
     if form not in ("auto", "deepseek", "none"):

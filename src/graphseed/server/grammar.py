@@ -7,12 +7,11 @@ fills one, the engine reads it.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from graphseed.engine import Grammar
-from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.gbnf import to_ebnf
 from graphseed.server.schemas import MAX_CHARS, checked_schema
@@ -64,53 +63,78 @@ def compile_format(state: ServerState, form: dict[str, Any]) -> Grammar:
 class Constraint:
     """Where one answer stands in its compiled grammar. Belongs to one request; engine thread only.
 
-    Once an end of sequence was taken it allows nothing else.
+    Once an end of sequence was taken it allows nothing else. Other special tokens are never allowed
+    where anything is not: they have no text, and the library takes them for what they are called.
     """
 
-    def __init__(self, compiled: "CompiledGrammar", vocab_size: int) -> None:
-        from xgrammar import GrammarMatcher, allocate_token_bitmask
+    def __init__(self, compiled: "CompiledGrammar", masks: "_Masks") -> None:
+        from xgrammar import GrammarMatcher
 
         self._matcher = GrammarMatcher(compiled)
-        self._mask = allocate_token_bitmask(1, vocab_size)
+        self._masks = masks
+        self._mask = masks.texts.clone()  # to be filled
 
     def allowed(self) -> Any:
         """Tokens that may come next: [W] int32 in the host's memory; None: all."""
         if self._matcher.is_terminated():  # the library has no mask for that
-            return self._ends()
-        return self._mask[0] if self._matcher.fill_next_token_bitmask(self._mask, 0) else None
+            return self._masks.ends
+        if not self._matcher.fill_next_token_bitmask(self._mask, 0):
+            return None
+        self._mask.bitwise_and_(self._masks.texts)
+        return self._mask[0]
 
     def accept(self, token: int) -> None:
         """Take the token that was chosen, an end of sequence included."""
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
             raise InvalidRequest(f"the grammar does not allow token {token} here")
 
-    def _ends(self) -> Any:
-        words: dict[int, int] = {}
-        for token in self._matcher.stop_token_ids:
-            words[token // 32] = words.get(token // 32, 0) | 1 << token % 32
-        self._mask.zero_()
-        for index, bits in words.items():
-            self._mask[0, index] = bits - (1 << 32) if bits >> 31 else bits
-        return self._mask[0]
+
+class _Masks:
+    """Sets of tokens, as the engine reads them. Nobody writes to them."""
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int], special_ids: set[int]) -> None:
+        from xgrammar import allocate_token_bitmask
+
+        self.texts = allocate_token_bitmask(1, vocab_size)  # [1, W]: all but special ones
+        self.texts.fill_(-1)
+        for index, bits in _words(special_ids - eos_ids).items():
+            self.texts[0, index] = ~_signed(bits)
+        self.ends = allocate_token_bitmask(1, vocab_size)[0]  # [W]: ends of sequence
+        self.ends.zero_()
+        for index, bits in _words(eos_ids).items():
+            self.ends[index] = _signed(bits)
+
+
+def _words(ids: Iterable[int]) -> dict[int, int]:
+    """The words of a mask that are not 0, for a set of tokens."""
+    words: dict[int, int] = {}
+    for token in ids:
+        words[token // 32] = words.get(token // 32, 0) | 1 << token % 32
+    return words
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 32) if bits >> 31 else bits
 
 
 def _compiled(
     state: ServerState, name: str, compiled: "Callable[[GrammarCompiler], CompiledGrammar]"
 ) -> Grammar:
     model = state.ready.model
+    if not model.eos_ids:
+        raise NotSupported(f"{model.name} has no end of sequence, which an answer would end with")
+    compiler, masks = _compiler(model.tokenizer, model.vocab_size, model.eos_ids)
     try:
-        return Constraint(compiled(_compiler_of(model)), model.vocab_size)
+        return Constraint(compiled(compiler), masks)
     except RuntimeError as error:
         why = _PLACE.sub("", str(error)).strip()
         raise InvalidRequest(f"failed to parse {name}: {why}") from None
 
 
-def _compiler_of(model: Model) -> "GrammarCompiler":
-    return _compiler(model.tokenizer, model.vocab_size, model.eos_ids)
-
-
 @lru_cache(maxsize=1)
-def _compiler(tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> "GrammarCompiler":
+def _compiler(
+    tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]
+) -> "tuple[GrammarCompiler, _Masks]":
     """Reading a large vocabulary takes a second, once for each model; holds no weights."""
     try:
         from xgrammar import GrammarCompiler, TokenizerInfo
@@ -119,7 +143,10 @@ def _compiler(tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> "Gram
     info = TokenizerInfo.from_huggingface(
         tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(eos_ids)
     )
-    return GrammarCompiler(info, max_threads=NUM_THREADS, cache_limit_bytes=CACHE_BYTES)
+    compiler = GrammarCompiler(info, max_threads=NUM_THREADS, cache_limit_bytes=CACHE_BYTES)
+    added = tokenizer.added_tokens_decoder
+    special_ids = {index for index, token in added.items() if token.special and index < vocab_size}
+    return compiler, _Masks(vocab_size, eos_ids, special_ids)
 
 
 def _checked_text(gbnf: object) -> str:

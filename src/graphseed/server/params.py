@@ -125,7 +125,7 @@ def parse(state: ServerState, body: Mapping[str, Any]) -> Asked:
         reports_progress=fields.flag("return_progress", False),
         has_timings_per_token=fields.flag("timings_per_token", False),
         returns_tokens=fields.flag("return_tokens", False),
-        is_verbose=fields.flag("verbose", False),
+        is_verbose=fields.flag("verbose", state.settings.is_verbose),
         includes_usage=fields.inner("stream_options").flag("include_usage", False),
         response_fields=fields.texts("response_fields"),
         ping_seconds=_ping_seconds(fields),

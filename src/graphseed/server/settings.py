@@ -6,8 +6,11 @@ parse arguments.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from graphseed.engine import BadParameter, Pooling, SamplingParams
+
+ON_OFF_AUTO: Final = frozenset({"on", "off", "auto"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class ServerSettings:
     embeds: bool = False
     pooling: Pooling = Pooling.MEAN
     uses_jinja: bool = True
+    reasoning: str = "auto"  # on, off or auto: whether a chat template may begin a thought
+    reasoning_format: str = "auto"  # deepseek, none or auto, where a request does not say
     chat_template: str | None = None  # in place of the model's own
     caches_prompts: bool = True
     shifts_context: bool = False
@@ -37,6 +42,7 @@ class ServerSettings:
     sse_ping_seconds: float = 30.0
     max_body_bytes: int = 64 << 20
     logs_prompts: bool = False
+    is_verbose: bool = False  # answers have __verbose where a request does not say
     defaults: SamplingParams = field(default_factory=SamplingParams)  # where a request does not say
 
     def __post_init__(self) -> None:
@@ -46,6 +52,7 @@ class ServerSettings:
             ("-n", self.num_predict, self.num_predict >= -1, "-1 (no limit) or more"),
             ("--timeout", self.timeout_seconds, self.timeout_seconds > 0, "above 0"),
             ("--sse-ping-interval", ping, ping > 0 or ping == -1, "above 0, or -1 (no pings)"),
+            ("--reasoning", self.reasoning, self.reasoning in ON_OFF_AUTO, "on, off or auto"),
             ("--api-key", "an empty key", all(self.api_keys), "keys of at least 1 character"),
         ):
             if not is_good:

@@ -5,7 +5,7 @@ Owns llama-server's shape of a slot. What a slot does is the scheduler's.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
 
@@ -21,6 +21,26 @@ from graphseed.server.state import ServerState
 
 R = TypeVar("R")
 
+_FAIL: Final[dict[str, Any]] = {
+    "parameters": [{"name": "fail_on_no_slot", "in": "query", "schema": {"type": "string"}}]
+}
+_FILE: Final[dict[str, Any]] = {
+    "type": "object", "properties": {"filename": {"type": "string", "minLength": 1}},
+}  # fmt: skip
+_ACTION: Final[dict[str, Any]] = {
+    "parameters": [
+        {"name": "id_slot", "in": "path", "required": True, "schema": {"type": "string"}},
+        {
+            "name": "action", "in": "query", "required": True,
+            "schema": {"type": "string", "enum": ["save", "restore", "erase"]},
+        },
+    ],
+    "requestBody": {
+        "description": "For save and restore",
+        "content": {"application/json": {"schema": _FILE}},
+    },
+}  # fmt: skip
+
 
 def router(state: ServerState, lifecycle: Lifecycle) -> APIRouter:
     """Routes of /slots."""
@@ -28,7 +48,7 @@ def router(state: ServerState, lifecycle: Lifecycle) -> APIRouter:
     ledger = lifecycle.ledger
     files = SlotFiles(state, ledger)
 
-    @routes.get("/slots")
+    @routes.get("/slots", openapi_extra=_FAIL)
     async def slots(request: Request) -> list[dict[str, Any]]:
         """What each slot is doing; with `fail_on_no_slot`, 503 when every one is busy."""
         if not state.settings.has_slots:
@@ -40,7 +60,7 @@ def router(state: ServerState, lifecycle: Lifecycle) -> APIRouter:
             raise Unavailable("no slot available", retry_after_seconds=1)
         return [_slot(engine, ledger, slot, is_busy=slot in busy) for slot in range(num_slots)]
 
-    @routes.post("/slots/{id_slot}")
+    @routes.post("/slots/{id_slot}", openapi_extra=_ACTION)
     async def act(id_slot: str, request: Request) -> dict[str, Any]:
         """Save, restore or erase (`action`) what a slot knows."""
         if state.settings.slot_save_path is None:

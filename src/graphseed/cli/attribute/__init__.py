@@ -2,8 +2,8 @@
 
 Owns the flow: measure the direct path, profile it in a process of its own and print the prediction,
 then replay and print both; or sample running processes. Owns that process: it loads the model
-anew, says nothing, and does not outlive this one. What is measured is in measure/attribute and
-measure/attribute, how it is shown in report.
+anew, says nothing, and does not outlive this one. What is measured is in measure/attribute, how it
+is shown in report.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def _attribute(args: argparse.Namespace) -> int:
     from graphseed.cli.attribute import report
     from graphseed.drivers import open_driver
     from graphseed.measure.attribute.attribution import Cell, ChunkGrid, predict
+    from graphseed.measure.attribute.decoders import DEPTHS
     from graphseed.measure.attribute.runs import measure_direct, measure_replay, num_profiled
 
     args.model, args.device = args.model or DEFAULT_MODEL, args.device or "auto"
@@ -123,12 +124,12 @@ def _attribute(args: argparse.Namespace) -> int:
     model, driver = loaded.model, loaded.driver
     report.print_head(model, driver, grid)
     num_steps = grid.num_cells + len(contexts)
-    with _progress("direct path", num_steps + 1, args.quiet) as watch:
-        line, timed = measure_direct(model, driver, grid, watch)
+    with _progress("direct path", num_steps + len(DEPTHS), args.quiet) as watch:
+        times, timed = measure_direct(model, driver, grid, watch)
     nums = tuple(map(num_profiled, timed))
     asked = Asked(args.model, driver.device, args.dtype, grid, nums, args.trace)
-    with _progress("profile", num_steps + 2, args.quiet) as watch:
-        gap, directs = predict(line, timed, profile_apart(asked, watch))
+    with _progress("profile", num_steps + len(DEPTHS) + 1, args.quiet) as watch:
+        gap, directs = predict(times, timed, profile_apart(asked, watch))
     report.print_direct(directs, driver.device)
     report.print_prediction(directs, gap)
     with _progress("replay", num_steps, args.quiet) as watch:

@@ -5,6 +5,7 @@ Owns the tables, the words around them and the JSON records. Measures nothing.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from rich import box
@@ -44,10 +45,14 @@ def print_direct(cells: Sequence[Direct], device: str) -> None:
 def print_prediction(cells: Sequence[Direct], gap: LaunchGap) -> None:
     """Print what is predicted of the replay, term by term."""
     out.print(
-        f"\nlaunch gap, from graphs of near-empty kernels: a launch costs {gap.launch_us:.1f} us, "
-        f"a node {gap.node_us:.2f} us, of which a kernel by itself is {gap.kernel_us:.2f}: a gap "
-        f"of {gap.gap_us:+.2f} us"
+        "\nlaunch gap, from replays of two near-empty decoders: a launch costs "
+        f"{gap.launch_us:+.1f} us, a node {gap.gap_us:+.2f} us beyond its kernel"
     )
+    for point in (gap.few, gap.many):
+        out.print(
+            f"  {point.num_nodes} nodes: replay {point.replay_ms:.3f} ms, without stage "
+            f"{point.stage_ms:.3f} and busy {point.busy_ms:.3f}: {point.rest_ms:+.3f} ms"
+        )
     table = _table(
         "replay, predicted before any graph of the model exists", "context", "chunk", "stage ms",
         "+ launch ms", "+ busy ms", "+ nodes", "x gap us", "= ms", "x direct",
@@ -132,9 +137,8 @@ def as_record(
         "dtype": str(model.dtype).removeprefix("torch."),
         "context_len": grid.context_len or None,
         "gap_us": gap.gap_us,
-        "node_us": gap.node_us,
-        "kernel_us": gap.kernel_us,
         "launch_us": gap.launch_us,
+        "calibration": [asdict(point) for point in (gap.few, gap.many)],
         "cells": [_cell_record(cell) for cell in cells],
         "verdict": list(sentences),
     }
@@ -167,7 +171,12 @@ def _direct_table(cells: Sequence[Direct], device: str) -> Table:
             str(cell.wall.num_runs), _ms(cell.host_ms), _ms(cell.profile.busy_ms),
             f"{100 * cell.idle_share:.0f} %", str(cell.profile.num_kernels),
         )  # fmt: skip
-    where = "union of kernels and copies" if device != "cpu" else "time inside kernels, profiled"
+    where = "union of kernels and copies; idle: of wall"
+    if device == "cpu":
+        where = (
+            "time inside kernels, in a profiled run of its own; idle: of that run, not of wall, and the "
+            "profiler inflates it"
+        )
     table.caption = (
         "medians; +-: between the quartiles. host: until all is submitted, without a profiler. "
         f"busy: {where}."
