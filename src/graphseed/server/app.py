@@ -7,6 +7,7 @@ any endpoint's shape.
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -69,7 +70,8 @@ def create_app(
     wakeful = dict(_modules(WAKEFUL_ROUTERS))
     page = wakeful.get("page")
     graphs = wakeful.get("prompt_graphs")
-    app.include_router(status.router(state, lifecycle, getattr(graphs, "describe", None)))
+    graph_state = None if graphs is None else partial(graphs.describe, watch=lifecycle.graphs)
+    app.include_router(status.router(state, lifecycle, graph_state))
     for _, module in _modules(ROUTERS):
         app.include_router(_routes_of(module, state, lifecycle), dependencies=needs_model)
     for module in wakeful.values():

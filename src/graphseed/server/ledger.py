@@ -7,7 +7,7 @@ endpoint: whatever goes through the engine is seen.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -77,6 +77,11 @@ class Ledger:
         self._tasks: list[Task] = []
         self._num_entered = 0
         self._prune_at = _MIN_KEPT
+        self._on_left: list[Callable[[Request], None]] = []
+
+    def on_left(self, call: Callable[[Request], None]) -> None:
+        """Call with each request whose reader has gone: it ended, or was given up."""
+        self._on_left.append(call)
 
     @property
     def num_open(self) -> int:
@@ -94,6 +99,12 @@ class Ledger:
         if len(self._tasks) > self._prune_at:
             self._prune()
         return task
+
+    def leave(self, task: Task) -> None:
+        """Say that a request's reader has gone; once for each."""
+        task.is_read = False
+        for call in self._on_left:
+            call(task.request)
 
     def last_of_slot(self, slot: int) -> Task | None:
         """The request that had a slot last, running or not."""
@@ -145,4 +156,4 @@ class WatchedEngine(Engine):
                 async for delta in deltas:
                     yield delta
         finally:
-            task.is_read = False  # also where the engine refused it
+            self._ledger.leave(task)  # also where the engine refused it

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from graphseed.server.errors import Failed, Unavailable
 from graphseed.server.facts import ModelFacts
+from graphseed.server.graph_watch import GraphWatch
 from graphseed.server.ledger import Ledger, current_record
 from graphseed.server.state import Served, ServerState
 
@@ -43,6 +44,7 @@ class Lifecycle:
     ) -> None:
         self.state = state
         self.ledger = ledger or Ledger()
+        self.graphs = GraphWatch()  # what prompt graphs did, in every engine so far
         self.is_loading = False
         self._load = load
         self._close = close or _close_engine

@@ -24,7 +24,9 @@ from graphseed.server.state import ServerState
 
 JSON_TYPE: Final = "application/json; charset=utf-8"
 # What monitors ask for again and again.
-POLLED_PATHS: Final = PUBLIC_PATHS | {"/metrics", "/models", "/props", "/slots", "/v1/models"}
+POLLED_PATHS: Final = PUBLIC_PATHS | {
+    "/metrics", "/models", "/prompt-graphs", "/props", "/slots", "/v1/models",
+}  # fmt: skip
 
 # uvicorn looks for these, in small letters.
 _FRAMING: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
