@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphseed.server.anthropic_input import chat_body
+from graphseed.server.dialects.anthropic_input import chat_body
 from tests.server.small import Small, small_server
 
 PATH = "/v1/messages"

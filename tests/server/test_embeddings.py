@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphseed.engine import Pooling
-from graphseed.server import embeddings
-from graphseed.server.embeddings import normalized
+from graphseed.server.text import embeddings
+from graphseed.server.text.embeddings import normalized
 
 TEXT = "I believe the meaning of life is"
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -3,8 +3,8 @@
 import pytest
 
 from graphseed.server.errors import ApiError
-from graphseed.server.fields import shown
-from graphseed.server.params import parse
+from graphseed.server.wire.fields import shown
+from graphseed.server.wire.params import parse
 from tests.server.small import small_server
 
 

@@ -22,10 +22,10 @@ from graphseed.engine import (
 from graphseed.models import load_model
 from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported
-from graphseed.server.gbnf import to_ebnf
 from graphseed.server.generation import GenerateOptions, Generation
-from graphseed.server.grammar import Constraint, compile_format, compile_grammar
-from graphseed.server.schemas import checked_schema
+from graphseed.server.grammar.compile import Constraint, compile_format, compile_grammar
+from graphseed.server.grammar.gbnf import to_ebnf
+from graphseed.server.grammar.schemas import checked_schema
 from graphseed.server.settings import ServerSettings
 from graphseed.server.state import Served, ServerState
 

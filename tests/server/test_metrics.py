@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from graphseed.capture.identity import Namespace
 from graphseed.engine import FinishReason, Request, SamplingParams, Status
-from graphseed.server.meters import Meters
+from graphseed.server.watch.meters import Meters
 
 COUNTERS = (
     "prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total",

@@ -13,10 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from graphseed.server.app import create_app
-from graphseed.server.page import PUBLIC_PATHS
+from graphseed.server.watch.page import PUBLIC_PATHS
 from tests.server.small import listening
 
-FOLDER = files("graphseed.server") / "page"
+FOLDER = files("graphseed.server.watch") / "static"
 NAMES = sorted(entry.name for entry in FOLDER.iterdir())
 SECONDS = 30.0
 

@@ -8,8 +8,8 @@ import pytest
 
 from graphseed.engine import BadParameter, SamplingParams
 from graphseed.server.errors import ApiError, InvalidRequest, NotSupported
-from graphseed.server.params import RANDOM_SEED, SAMPLERS, Asked, parse
 from graphseed.server.settings import ServerSettings
+from graphseed.server.wire.params import RANDOM_SEED, SAMPLERS, Asked, parse
 from tests.server.small import DEFAULTS, Small, small_server
 
 

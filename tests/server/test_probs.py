@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphseed.engine import SamplingParams
-from graphseed.server.probs import filtered
+from graphseed.server.wire.probs import filtered
 from tests.server.small import Small, small_server
 
 PROMPT = "I believe the meaning of life is"

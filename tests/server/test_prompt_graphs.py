@@ -17,12 +17,12 @@ from graphseed.capture.identity import FirstNode, GraphIdentity, Namespace
 from graphseed.capture.tally import Tally
 from graphseed.engine import EngineConfig
 from graphseed.server.app import create_app
-from graphseed.server.graph_values import Kind
-from graphseed.server.graph_watch import MAX_ROWS, GraphWatch
 from graphseed.server.ledger import Ledger
-from graphseed.server.prompt_graphs import GraphsShape, ReleasesShape
 from graphseed.server.settings import ServerSettings
 from graphseed.server.state import ServerState
+from graphseed.server.watch.graph_values import Kind
+from graphseed.server.watch.graph_watch import MAX_ROWS, GraphWatch
+from graphseed.server.watch.prompt_graphs import GraphsShape, ReleasesShape
 from graphseed.testing import ScriptedDriver
 from tests.server.conftest import SELECTIONS, load_served
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphseed.server.reading import AnswerReader, Kind, Part
+from graphseed.server.conversation.reading import AnswerReader, Kind, Part
 
 TOOLS = frozenset({"weather", "list files"})
 WEATHER = '{"name": "weather", "arguments": {"city": "Łódź"}}'

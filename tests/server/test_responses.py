@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphseed.server.responses_input import chat_body
+from graphseed.server.dialects.responses_input import chat_body
 from tests.server.small import Small, small_server
 
 PATH = "/v1/responses"

@@ -9,9 +9,9 @@ import torch
 from graphseed.capture import Closed
 from graphseed.engine import SamplingParams
 from graphseed.engine.saved import read_file
-from graphseed.server import slot_files
 from graphseed.server.errors import Failed, InvalidRequest, NotSupported, Unavailable
-from graphseed.server.slot_files import SlotFiles, is_file_name
+from graphseed.server.slots import slot_files
+from graphseed.server.slots.slot_files import SlotFiles, is_file_name
 
 PROMPT = "What is the capital of France? It has a tower and a river, and much bread."
 OTHER = "Whereas the capital of Germany is another one, on another river, with a gate."

@@ -6,7 +6,7 @@ import pytest
 
 from graphseed.engine import QueueFull, Request, SamplingParams, Status
 from graphseed.server.ledger import Ledger
-from graphseed.server.slots import busy_slots
+from graphseed.server.slots.endpoint import busy_slots
 
 
 def ended(slot, num_prompt=4):

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from graphseed.engine import QueueFull
 from graphseed.server.errors import ApiError, InvalidRequest, of_exception
 from graphseed.server.settings import ServerSettings
-from graphseed.server.sse import ClientGone, Event, event_stream, named, unless_gone
+from graphseed.server.wire.sse import ClientGone, Event, event_stream, named, unless_gone
 from tests.server.small import listening
 
 Events = Callable[[], AsyncGenerator[Event, None]]

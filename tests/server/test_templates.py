@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from graphseed.engine import BadParameter
-from graphseed.server.chat_template import ChatTemplate, check_template
-from graphseed.server.conversation import _without_bos
+from graphseed.server.conversation.chat_template import ChatTemplate, check_template
+from graphseed.server.conversation.messages import Message, messages_of
+from graphseed.server.conversation.named_templates import CHATML, NAMED
+from graphseed.server.conversation.prompt import _without_bos
+from graphseed.server.conversation.tools import CallStyle, Choice, Tools
 from graphseed.server.errors import InvalidRequest
-from graphseed.server.messages import Message, messages_of
-from graphseed.server.named_templates import CHATML, NAMED
 from graphseed.server.settings import ServerSettings
-from graphseed.server.tools import CallStyle, Choice, Tools
 from tests.server.conftest import model_of
 from tests.server.small import DEFAULTS, small_server
 

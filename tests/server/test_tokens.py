@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from graphseed.server.errors import InvalidRequest, NotSupported
-from graphseed.server.tokens import BLOCKING_CHARACTERS, Pieces, encode, prompts_of
+from graphseed.server.text.tokens import BLOCKING_CHARACTERS, Pieces, encode, prompts_of
 from tests.server.conftest import model_of
 from tests.server.small import Small, small_server
 

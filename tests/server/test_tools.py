@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from graphseed.engine import FinishReason, SamplingParams
-from graphseed.server.errors import InvalidRequest, NotSupported
-from graphseed.server.generation import GenerateOptions, Generation
-from graphseed.server.grammar import compile_format
-from graphseed.server.messages import Call
-from graphseed.server.reading import AnswerReader, Kind
-from graphseed.server.tools import (
+from graphseed.server.conversation.messages import Call
+from graphseed.server.conversation.reading import AnswerReader, Kind
+from graphseed.server.conversation.tools import (
     CallStyle,
     Choice,
     Tools,
@@ -22,6 +19,9 @@ from graphseed.server.tools import (
     tools_of,
     written_call,
 )
+from graphseed.server.errors import InvalidRequest, NotSupported
+from graphseed.server.generation import GenerateOptions, Generation
+from graphseed.server.grammar.compile import compile_format
 from tests.server.small import Small, small_server
 from tests.server.test_grammar import allowed
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from graphseed.server.errors import ApiError, NotPermitted, NotSupported
-from graphseed.server.replies import ERROR_SCHEMA
 from graphseed.server.state import ServerState
+from graphseed.server.wire.replies import ERROR_SCHEMA
 
 _TEXT: Final = "this server takes text only"
 _STREAM: Final = "a stream cannot be taken up again here"

@@ -6,10 +6,8 @@ any endpoint's shape.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from types import ModuleType
 from typing import Any, Final
@@ -23,21 +21,26 @@ from starlette.responses import JSONResponse, Response
 
 import graphseed
 from graphseed.capture.errors import GraphseedError
-from graphseed.server import status
+from graphseed.server import absent, status
+from graphseed.server.conversation import templates
+from graphseed.server.dialects import anthropic, chat, responses
 from graphseed.server.errors import ApiError, Failed, InvalidRequest, NotFound, of_exception
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.middleware import Gate, Prefixed
-from graphseed.server.replies import ERROR_SCHEMA, ERROR_STATUSES, json_reply
+from graphseed.server.slots import endpoint
 from graphseed.server.state import ServerState
+from graphseed.server.text import completions, embeddings, tokens
+from graphseed.server.watch import metrics, page, prompt_graphs
+from graphseed.server.wire.replies import ERROR_SCHEMA, ERROR_STATUSES, json_reply
 
 # Each module has `router(state)`, or `router(state, lifecycle)` where it must know of every model
 # that is loaded (`lifecycle.on_loaded`) or of the engine's requests (`lifecycle.ledger`).
 # These need the model: a request to one of them wakes it.
 ROUTERS: Final = (
-    "slots", "completions", "tokens", "chat", "templates", "responses", "anthropic", "embeddings",
+    endpoint, completions, tokens, embeddings, chat, responses, anthropic, templates,
 )  # fmt: skip
 # These answer while it sleeps.
-WAKEFUL_ROUTERS: Final = ("absent", "metrics", "prompt_graphs", "page")
+WAKEFUL_ROUTERS: Final = (absent, metrics, prompt_graphs, page)
 
 logger = logging.getLogger("graphseed.server")
 
@@ -67,17 +70,14 @@ def create_app(
         redirect_slashes=False, responses=_ERRORS, strict_content_type=False,
     )  # fmt: skip
     needs_model = [Depends(awake)]
-    wakeful = dict(_modules(WAKEFUL_ROUTERS))
-    page = wakeful.get("page")
-    graphs = wakeful.get("prompt_graphs")
-    graph_state = None if graphs is None else partial(graphs.describe, watch=lifecycle.graphs)
+    graph_state = partial(prompt_graphs.describe, watch=lifecycle.graphs)
     app.include_router(status.router(state, lifecycle, graph_state))
-    for _, module in _modules(ROUTERS):
+    for module in ROUTERS:
         app.include_router(_routes_of(module, state, lifecycle), dependencies=needs_model)
-    for module in wakeful.values():
+    for module in WAKEFUL_ROUTERS:
         app.include_router(_routes_of(module, state, lifecycle))
     _add_handlers(app)
-    page_paths = frozenset(getattr(page, "PUBLIC_PATHS", ()))
+    page_paths = frozenset(page.PUBLIC_PATHS)
     app.add_middleware(Gate, state=state, lifecycle=lifecycle, page_paths=page_paths)
     if prefix:
         app.add_middleware(Prefixed, prefix=prefix)
@@ -89,13 +89,6 @@ def _routes_of(module: ModuleType, state: ServerState, lifecycle: Lifecycle) -> 
     takes_both = len(signature(module.router).parameters) > 1
     routes: APIRouter = module.router(state, lifecycle) if takes_both else module.router(state)
     return routes
-
-
-def _modules(names: tuple[str, ...]) -> Iterator[tuple[str, ModuleType]]:
-    for name in names:
-        full = f"graphseed.server.{name}"
-        if find_spec(full) is not None:
-            yield name, import_module(full)
 
 
 def _add_handlers(app: FastAPI) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from graphseed.capture.errors import GraphseedError
-from graphseed.server.abilities import Abilities
-from graphseed.server.chat_template import chat_template_of
+from graphseed.server.conversation.abilities import Abilities
+from graphseed.server.conversation.chat_template import chat_template_of
 from graphseed.server.state import ServerState
 
 # llama.cpp's numbers for kinds of vocabulary, by what the tokenizers library calls them.

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from graphseed.server.errors import Failed, Unavailable
 from graphseed.server.facts import ModelFacts
-from graphseed.server.graph_watch import GraphWatch
 from graphseed.server.ledger import Ledger, current_record
 from graphseed.server.state import Served, ServerState
+from graphseed.server.watch.graph_watch import GraphWatch
 
 R = TypeVar("R")
 

@@ -14,8 +14,8 @@ from graphseed.capture.identity import Namespace
 from graphseed.server.errors import NotSupported, Unavailable
 from graphseed.server.facts import ModelFacts
 from graphseed.server.lifecycle import Lifecycle
-from graphseed.server.llama_shapes import settings_of_params
 from graphseed.server.state import ServerState
+from graphseed.server.wire.llama_shapes import settings_of_params
 
 GraphState = Callable[[ServerState], dict[str, Any]]
 

@@ -13,9 +13,9 @@ from graphseed.engine import BadParameter, EngineConfig, Pooling, SamplingParams
 from graphseed.engine.config import resolve
 from graphseed.engine.kv import bytes_per_token
 from graphseed.server.auth import LOCALHOST
-from graphseed.server.chat_template import check_template
+from graphseed.server.conversation.chat_template import check_template
 from graphseed.server.listen import ListenOptions
-from graphseed.server.params import RANDOM_SEED
+from graphseed.server.wire.params import RANDOM_SEED
 from graphseed.server.settings import ServerSettings
 
 if TYPE_CHECKING:

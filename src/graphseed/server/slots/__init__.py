@@ -1,0 +1,1 @@
+"""Slots and the files they are saved to. Import from its modules."""
