@@ -55,14 +55,37 @@ def attribute(run: Run, ratios: DecodeRatios) -> Entry:
         *table(columns, rows, num_left=0),
         "",
         f"Calibrated on this device: {number(line.get('gap_us'), 2)} us from one node to the next, "
-        f"{number(line.get('launch_us'), 1)} us to launch. Verdict: {_joined(line['verdict'])}",
+        f"{number(line.get('launch_us'), 1)} us to launch{_calibration(line)}. "
+        f"Verdict: {_joined(line['verdict'])}",
     ]
     best = max((cell.get("multiple") or 0.0 for cell in line["cells"]), default=0.0)
+    idle = " So is the idle share." if line["device"] == "cpu" and "calibration" in line else ""
     return Entry(
         body,
         "requests: each figure is one chunk from an idle device, without queue, sampling or text. "
-        "The split of the host's time is from a profiled run, which the profiler makes slower.",
+        "The split of the host's time is from a profiled run, which the profiler makes slower."
+        f"{idle}",
         f"multiples up to {multiple(best)}; decode {NOT_MEASURED} here",
+    )
+
+
+def _calibration(line: Mapping[str, Any]) -> str:
+    """What the gap was found with: two decoders; in older results a chain of one-operation nodes.
+
+    Nothing where the result does not say.
+    """
+    if points := line.get("calibration"):
+        said = (
+            f"{number(point['num_nodes'])} nodes in {number(point['replay_ms'], 3)} ms, busy "
+            f"{number(point['busy_ms'], 3)} and stage {number(point['stage_ms'], 3)}"
+            for point in points
+        )
+        return f", from two near-empty decoders: {'; '.join(said)}"
+    if line.get("node_us") is None:
+        return ""
+    return (
+        f", from elementwise kernels: a node of {number(line['node_us'], 2)} us, the kernel alone "
+        f"{number(line.get('kernel_us'), 2)}"
     )
 
 

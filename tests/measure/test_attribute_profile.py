@@ -9,6 +9,8 @@ from torch._C._autograd import DeviceType
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig
 from graphseed.measure.attribute.profile import (
+    LEAST,
+    MEDIAN,
     SUBMIT,
     WHOLE,
     HostOperators,
@@ -171,6 +173,19 @@ def test_a_profile_on_a_host_counts_the_nodes_that_a_recording_of_it_has(preset:
         [entry] = session.core.cache.spaces[plan.namespace].entries.values()
         assert found.num_nodes - 1 == entry.executable.num_nodes  # the staged copy is no node
     assert 0 < found.busy_ms == found.kernel_ms < found.host_ms
+
+
+@pytest.mark.parametrize(("rank", "num_nodes"), [(LEAST, 1), (MEDIAN, 20)])
+def test_the_piece_at_a_rank_of_busy_time_is_returned_and_the_first_is_left_out(
+    rank: float, num_nodes: int
+) -> None:
+    values, nums = torch.ones(100_000), iter([0, 400, 1, 20])
+
+    def prepare():
+        num = next(nums)
+        return lambda: [values.neg_() for _ in range(num)]
+
+    assert profile_work(open_driver("cpu"), prepare, 3, rank=rank).num_nodes == num_nodes
 
 
 def test_work_without_a_kernel_is_an_error_that_says_what_is_needed() -> None:

@@ -174,8 +174,8 @@ def _direct_table(cells: Sequence[Direct], device: str) -> Table:
     where = "union of kernels and copies; idle: of wall"
     if device == "cpu":
         where = (
-            "time inside kernels, in a profiled run of its own; idle: of that run, not of wall, and the "
-            "profiler inflates it"
+            "time inside kernels, in a profiled run of its own; idle: of that run, which the "
+            "profiler inflates, not of wall"
         )
     table.caption = (
         "medians; +-: between the quartiles. host: until all is submitted, without a profiler. "

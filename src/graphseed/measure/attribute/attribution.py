@@ -8,9 +8,9 @@ Owns which cells there are (ChunkGrid), the prediction of a replay and its terms
   + nodes x gap    what lies between two dependent nodes of a graph (launch_gap)
 
 It takes a kernel to last as long in a graph as in a direct run, but for the gap, and nodes to run
-one after the other. The gap is one figure for all nodes: that of kernels which fill the device, as
-most of a prompt's do, and differ from their neighbours. It does not know caches that stay warm when
-kernels follow at once, nor clocks that fall under load. Measures nothing.
+one after the other. The gap is one figure for all nodes, that of near-empty decoders. It does not
+know caches that stay warm when kernels follow at once, nor clocks that fall under load. Measures
+nothing.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from typing import Final
 
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter
-from graphseed.measure.attribute.launch_gap import GraphLine, LaunchGap
+from graphseed.measure.attribute.launch_gap import DecoderTimes, LaunchGap
 from graphseed.measure.attribute.profile import ChunkProfile
 
 FILL_LEN: Final = 512  # tokens of a step that fills a context
@@ -70,12 +70,13 @@ class Timing:
     median_ms: float
     spread_ms: float  # between the quartiles
     num_runs: int
+    least_ms: float
 
     @classmethod
     def of(cls, samples_ms: Sequence[float]) -> "Timing":
         """Summarise at least two repetitions."""
         low, middle, high = quantiles(samples_ms, n=4, method="inclusive")
-        return cls(middle, high - low, len(samples_ms))
+        return cls(middle, high - low, len(samples_ms), min(samples_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Timed:
 class Profiled:
     """What the profiler saw, in a process of its own."""
 
-    kernel_us: float  # of a near-empty kernel in a direct run
+    decoders: tuple[ChunkProfile, ...]  # the near-empty ones, the shallow one first
     cells: tuple[ChunkProfile, ...]  # in the order of what was timed
 
 
@@ -126,8 +127,13 @@ class Direct:
 
     @property
     def idle_share(self) -> float:
-        """Share of the wall time in which the device did nothing, 0 to 1."""
-        return max(0.0, 1.0 - self.profile.busy_ms / self.wall.median_ms)
+        """Share of a direct chunk in which the device did nothing, 0 to 1.
+
+        Of its wall time; where the host is the device, of its profiled time, inflated as it is: two
+        processes of one host differ by more than the share that it is idle.
+        """
+        whole_ms = self.profile.host_ms if self.profile.is_host else self.wall.median_ms
+        return max(0.0, 1.0 - self.profile.busy_ms / whole_ms)
 
     @property
     def predicted_multiple(self) -> float:
@@ -136,10 +142,10 @@ class Direct:
 
 
 def predict(
-    line: GraphLine, timed: Sequence[Timed], profiled: Profiled
+    times: Sequence[DecoderTimes], timed: Sequence[Timed], profiled: Profiled
 ) -> tuple[LaunchGap, list[Direct]]:
     """Put both sides of the direct path together, and predict each cell's replay from them."""
-    gap = LaunchGap(line.launch_us, line.node_us, profiled.kernel_us)
+    gap = LaunchGap.of(times, profiled.decoders)
     cells = []
     for one, seen in zip(timed, profiled.cells, strict=True):
         busy_ms = seen.busy_ms - seen.copy_in_ms

@@ -28,6 +28,8 @@ from graphseed.capture.errors import GraphseedError
 
 Prepare = Callable[[], Callable[[], object]]  # makes the next piece of work, which submits it
 
+LEAST: Final = 0.0  # ranks of busy time
+MEDIAN: Final = 0.5
 WHOLE: Final = "graphseed work"  # from an idle device to an idle device
 SUBMIT: Final = "graphseed submit"  # of it, until the host has submitted everything
 _DRIVER_CALL: Final = re.compile(r"cu(da)?[A-Z]")  # cudaLaunchKernel, cuLaunchKernelEx, ...
@@ -63,7 +65,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ChunkProfile:
-    """One piece of work under the profiler; where it ran several times, the one of median busy."""
+    """One piece of work under the profiler."""
 
     host_ms: float  # from the start until everything was submitted, inflated
     python_ms: float  # of host_ms, as are the next three
@@ -75,6 +77,11 @@ class ChunkProfile:
     num_kernels: int
     num_nodes: int  # that a graph of the work would have: kernels, device copies and fills
 
+    @property
+    def is_host(self) -> bool:
+        """Whether the host is the device."""
+        return self.kernel_ms > 0
+
     def share(self, part: Part) -> float:
         """Part of the host's profiled time, 0 to 1."""
         ms: float = getattr(self, f"{part.value}_ms")
@@ -82,12 +89,13 @@ class ChunkProfile:
 
 
 def profile_work(
-    driver: Driver, prepare: Prepare, num: int, trace: Path | None = None
+    driver: Driver, prepare: Prepare, num: int, trace: Path | None = None, rank: float = MEDIAN
 ) -> ChunkProfile:
     """Profile `num` pieces of work, each from an idle device to an idle device.
 
-    One more runs first and is left out: it pays for the profiler's own buffers. `trace` is a file
-    for a Chrome trace of one piece, which is profiled by itself. Raises NothingProfiled.
+    Returns the one at `rank` of busy time, from 0, the least, to 1. One more runs first and is left
+    out: it pays for the profiler's own buffers. `trace` is a file for a Chrome trace of one piece,
+    which is profiled by itself. Raises NothingProfiled.
     """
     is_host = driver.device == "cpu"
     with _profiling(is_host) as profiler:
@@ -104,7 +112,7 @@ def profile_work(
             _run(driver, prepare)
         profiler.export_chrome_trace(str(trace))
     # One piece and not a median of each figure, so that its parts add up.
-    return sorted(read, key=lambda item: item.busy_ms)[(len(read) - 1) // 2]
+    return sorted(read, key=lambda item: item.busy_ms)[int(rank * (len(read) - 1))]
 
 
 def pieces(events: Sequence[Any], is_host: bool) -> list[ChunkProfile]:

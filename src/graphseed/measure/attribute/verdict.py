@@ -54,9 +54,10 @@ def _sentence(words: str, cells: Sequence[Cell], context: int) -> str:
     is_idle = max(idle) >= MUCH_IDLE
     shares = _range(sorted(100 * (share if is_idle else 1 - share) for share in idle), "{:.0f}")
     state = "idle" if is_idle else "busy"
+    of_what = "a profiled direct chunk" if cells[0].direct.profile.is_host else "a direct chunk"
     return (
         f"{words} {where} ({_range(sorted(multiples), '{:.2f}')}x): the device is {state} "
-        f"{shares} % of a direct chunk"
+        f"{shares} % of {of_what}"
     )
 
 
