@@ -22,7 +22,7 @@ from graphseed.drivers import open_driver
 from graphseed.engine import BadParameter, Pooling
 from graphseed.models import load_model
 from graphseed.server.ledger import Ledger
-from graphseed.server.params import RANDOM_SEED
+from graphseed.server.wire.params import RANDOM_SEED
 
 ASKED = """
 --port --temp --seed --host --slots --no-slots --jinja --no-jinja --hf-repo --hf-file --offline
