@@ -83,7 +83,8 @@ def first_tokens(
         print(
             f"{policy:>9} first token of {NUM_UBATCH}, {1e3 * rest_seconds:.0f} ms after the last "
             f"answer: {figures.ttft_ms:.2f} ms, its step {figures.step_ms:.2f} ms, added "
-            f"{figures.added_ms:.2f} ms"
+            f"{figures.added_ms:.2f} ms; to a bare step of {figures.bare_ms:.2f} ms "
+            f"{figures.added_to_bare_ms:.2f} ms"
         )
     return row
 

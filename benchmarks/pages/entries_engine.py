@@ -194,11 +194,16 @@ def _first_token(line: dict[str, Any]) -> list[str]:
             multiple(ratio(off and off["ttft_ms"], row["ttft_ms"])),
             number(row["step_ms"], 2),
             number(row.get("added_ms", row["ttft_ms"] - row["step_ms"]), 2),
+            number(row["bare_ms"], 2) if "bare_ms" in row else NOT_MEASURED,
+            number(row["added_to_bare_ms"], 2) if "bare_ms" in row else NOT_MEASURED,
             NOT_MEASURED,
         )
         for name, row in found.items()
     ]
-    columns = ("policy", "first token ms", "x off", "its step ms", "added ms", "decode")
+    columns = (
+        "policy", "first token ms", "x off", "its step ms", "added ms", "bare step ms", "added ms",
+        "decode",
+    )  # fmt: skip
     rest = f", {line['rest_ms']:.0f} ms after the last answer" if "rest_ms" in line else ""
     said = f"One client, {line['prompt_tokens']} prompt tokens, one new token{rest}:"
     return [said, "", *table(columns, rows)]

@@ -261,3 +261,4 @@ def test_each_first_token_is_timed_with_its_own_step(model: Model, monkeypatch):
     # A step lies within its own first token.
     assert 0 < figures.step_ms < figures.ttft_ms
     assert 0 < figures.added_ms < figures.ttft_ms
+    assert 0 < figures.bare_ms < 10 * figures.ttft_ms  # beside the prompt, not in it

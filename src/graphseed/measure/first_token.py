@@ -1,6 +1,8 @@
 """What the engine adds to the bare step: one client's first token against its prompt step.
 
-Owns FirstToken and StepMarks. Compares no policies and prints nothing.
+Owns FirstToken and StepMarks. The step is timed twice: in the very prompt, by marks on the device's
+clock between which nothing is staged, and by itself, staged and run and waited for as `bench` does
+it, in turn with the prompts. Compares no policies and prints nothing.
 """
 
 import random
@@ -8,14 +10,17 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
 
 from graphseed.capture.driver import Driver, Mark
 from graphseed.capture.identity import Namespace
 from graphseed.engine import Engine, EngineConfig, EngineCore, SamplingParams
-from graphseed.engine.plan import StepPlan
+from graphseed.engine.blocks import BlockTable
+from graphseed.engine.plan import SequencePart, StepPlan
 from graphseed.measure.policies import POLICIES
 from graphseed.models.model import Model
 
@@ -31,6 +36,8 @@ class FirstToken:
     ttft_ms: float  # from the call of Engine.stream to the first token in the reader's hands
     step_ms: float  # of the same prompts: from a staged step to the end of its work on the device
     added_ms: float  # of each prompt's difference: queue, staging, sampling, the way to the reader
+    bare_ms: float  # of a step by itself on the engine's thread: staged, run and waited for
+    added_to_bare_ms: float  # of each prompt's difference to the bare step after it
 
 
 class StepMarks:
@@ -79,6 +86,7 @@ def measure_first_token(
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     ttft_ms: list[float] = []
     step_ms: list[float] = []
+    bare_ms: list[float] = []
     core = EngineCore(model, driver, config, POLICIES[policy])
     core.observer = marks
     with Engine(core) as engine:
@@ -94,6 +102,27 @@ def measure_first_token(
                 continue
             ttft_ms.append((end_ns - start_ns) / 1e6)
             step_ms.append(engine.call(marks.last_ms))
+            prompt = rng.choices(token_ids, k=prompt_len)
+            bare_ms.append(engine.call(partial(_bare_step_ms, core, prompt)))
             time.sleep(rest_seconds)
     added_ms = [ttft - step for ttft, step in zip(ttft_ms, step_ms, strict=True)]
-    return FirstToken(*map(statistics.median, (ttft_ms, step_ms, added_ms)))
+    added_to_bare_ms = [ttft - bare for ttft, bare in zip(ttft_ms, bare_ms, strict=True)]
+    return FirstToken(
+        *map(statistics.median, (ttft_ms, step_ms, added_ms, bare_ms, added_to_bare_ms))
+    )
+
+
+def _bare_step_ms(core: EngineCore, prompt: Sequence[int]) -> float:
+    """One prompt step without a request, on the engine's thread."""
+    table = BlockTable(core.pool, core.config.max_blocks)
+    try:
+        table.grow(len(prompt))
+        part = SequencePart(np.asarray(prompt, dtype=np.int32), 0, table)
+        plan = StepPlan(Namespace.PROMPT, core.config.num_ubatch, (part,))
+        core.driver.synchronize()
+        start_ns = time.perf_counter_ns()
+        core.runner.run(plan)
+        core.driver.synchronize()
+        return (time.perf_counter_ns() - start_ns) / 1e6
+    finally:
+        table.close()
