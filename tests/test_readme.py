@@ -18,6 +18,7 @@ def test_an_example_of_the_python_page_runs(code, capsys):
 
 @pytest.mark.model
 def test_the_python_example_answers(capsys):
-    [code] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    codes = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    [code] = [code for code in codes if code.startswith("import graphseed")]  # others need a server
     exec(compile(code, str(README), "exec"), {})
     assert len(capsys.readouterr().out.split()) > 3
