@@ -12,14 +12,15 @@ clock)?
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from graphseed.capture import Driver, Namespace
+from graphseed.capture import Driver, GraphseedError, Namespace
+from graphseed.cli import options
 from graphseed.drivers import open_driver
-from graphseed.engine import EngineConfig
+from graphseed.engine import BadParameter, EngineConfig
 from graphseed.measure import load
 from graphseed.measure.first_token import measure_first_token
 from graphseed.measure.provenance import provenance
@@ -84,7 +85,7 @@ def first_tokens(
             f"{policy:>9} first token of {NUM_UBATCH}, {1e3 * rest_seconds:.0f} ms after the last "
             f"answer: {figures.ttft_ms:.2f} ms, its step {figures.step_ms:.2f} ms, added "
             f"{figures.added_ms:.2f} ms; to a bare step of {figures.bare_ms:.2f} ms "
-            f"{figures.added_to_bare_ms:.2f} ms"
+            f"{figures.added_to_bare_ms:.2f} ms; {figures.hit_rate:.0%} replayed"
         )
     return row
 
@@ -93,24 +94,58 @@ def rows(model: Model, driver: Driver, args: argparse.Namespace) -> Iterator[dic
     """Every measurement, one by one."""
     for rest_seconds in (0.0, REST_SECONDS):
         yield first_tokens(model, driver, args.rounds, rest_seconds)
-    for num_clients in (int(part) for part in args.clients.split(",") if part):
+    for num_clients in args.clients:
         for policy in POLICIES:
             yield measured(policy, model, driver, args, num_clients)
 
 
-def main() -> int:
+def numbers(text: str) -> list[int]:
+    """Whole numbers above 0 of a list; none of an empty one."""
+    found = [int(part) for part in text.split(",") if part]
+    if any(number < 1 for number in found):
+        raise ValueError(text)
+    return found
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise BadParameter, and SelectorError where every graph is turned off (I12)."""
+    options.require_graphs("benchmarks/many.py")
+    longest = max(load.PROMPT_LENS) + load.NUM_NEW_TOKENS
+    for flag, value, least in (
+        ("-c", args.ctx_size, longest), ("-np", args.parallel, 1), ("--rounds", args.rounds, 1),
+        ("--requests", args.requests, max(args.clients, default=1)), ("--proven", args.proven, 1),
+    ):  # fmt: skip
+        if value < least:
+            raise BadParameter(flag, value, f"at least {least}")
+    if args.json is not None and not args.json.parent.is_dir():
+        raise BadParameter("--json", str(args.json), "a file in a folder that exists")
+
+
+def flags() -> argparse.ArgumentParser:
+    """The flags of this program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", default="random:smollm2-135m")
     parser.add_argument("--device", default="auto")
     parser.add_argument("-c", "--ctx-size", type=int, default=4096)
     parser.add_argument("-np", "--parallel", type=int, default=32)
-    parser.add_argument("--clients", default="1,8,32", help="empty: first tokens alone")
+    parser.add_argument(
+        "--clients", type=numbers, default="1,8,32", help="empty: first tokens alone"
+    )
     parser.add_argument("--requests", type=int, default=96, help="of each measured load")
     parser.add_argument("--proven", type=int, default=32, help="of the load that is recorded")
     parser.add_argument("--rounds", type=int, default=30, help="of the first-token measurement")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    driver = open_driver(args.device)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = flags().parse_args(argv)
+    try:
+        check(args)
+        driver = open_driver(args.device)
+    except GraphseedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     model = load_model(args.model, device=driver.device, bf16_is_fast=driver.computes_bf16_fast)
     source = provenance(driver.device, driver.description, program="python benchmarks/many.py")
     source |= {"benchmark": "many", "model": model.name}

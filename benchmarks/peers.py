@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graphseed.capture import GraphseedError
+from graphseed.cli import options
 from graphseed.drivers import open_driver
 from graphseed.engine.errors import BadParameter
 from graphseed.measure.provenance import provenance
@@ -67,7 +68,11 @@ def flags() -> argparse.ArgumentParser:
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """The peers to run. Raises BadParameter, before anything is started."""
+    """The peers to run. Raises before anything is started.
+
+    BadParameter, and SelectorError where every graph is turned off (I12).
+    """
+    options.require_graphs("benchmarks/peers.py")
     for name in ("prompt_tokens", "new_tokens", "repetitions", "ubatch_size", "timeout"):
         if getattr(args, name) <= 0:
             raise BadParameter(f"--{name.replace('_', '-')}", getattr(args, name), "at least 1")

@@ -335,10 +335,29 @@ def test_a_verify_entry_shows_counts_and_differences(tree):
         against_hf={"largest": 0.01, "tokens": [1]},
     )  # fmt: skip
     page = tree(found)["results.md"]
-    assert "12 cases in 3 rounds, 1,234 steps: bytes DIFFER" in page
+    assert "12 cases in 3 rounds, 1,234 steps, beside graphs disabled: bytes DIFFER." in page
     assert "| seed | 9 | 40 | 0 | 3 |" in page
     assert "\n- Difference: policy seed, layer 2, what K\n" in page
     assert "\n- Against the Hugging Face forward: largest 0.01\n" in page
+
+
+def test_a_verify_entry_does_not_call_equal_what_it_did_not_prove(tree):
+    found = result(
+        "verify", is_equal=True, num_cases=12, rounds=3, num_steps=1234, policies={},
+        differences=[], unproven=["seed prompt"], findings=["policy seed replayed no prompt graph"],
+    )  # fmt: skip
+    page = tree(found)["results.md"]
+    assert "bytes equal, nothing proven of seed prompt. Counts" in page
+    assert "\n- Finding: policy seed replayed no prompt graph\n" in page
+
+
+def test_a_bench_says_what_its_ratios_are_of(tree):
+    line = bench({"off": bench_policy(1.0, 1.0)})
+    assert "Decode beside" not in tree(line)["results.md"]
+    line["rows"][0] |= {"decode_of": "tg32", "side_by_side": False}
+    page = tree(line)["results.md"]
+    assert "Decode beside a prompt alone (pp): of tg32. Memory did not hold all policies" in page
+    assert "drift is in the ratios, ran pp512." in page
 
 
 def test_lines_of_one_run_are_one_entry_and_a_peer_that_did_not_run_keeps_its_row(tree):
@@ -376,6 +395,11 @@ def test_readme_has_a_row_for_the_newest_gpu_demo_of_each_model(tree):
     ]
     assert readme.startswith("before\n")
     assert readme.endswith("\nafter\n")
+
+
+def test_a_readme_table_of_several_commits_names_all_of_them(tree):
+    readme = tree(demo("random:a"), demo("random:b", commit="def456", num_ubatch=128))["README.md"]
+    assert "commit `abc123`, `def456`." in readme and "chunks of 512, 128, bfloat16" in readme
 
 
 def test_readme_shows_peers_between_their_markers_only_when_there_are_results(tree):

@@ -133,6 +133,7 @@ def bench(run: Run, ratios: DecodeRatios) -> Entry:
         "together.",
         "",
         *table(columns, rows, num_left=2),
+        *_beside(line["rows"]),
     ]
     return Entry(
         body,
@@ -141,6 +142,25 @@ def bench(run: Run, ratios: DecodeRatios) -> Entry:
         "request gains under `seed` is in its further chunks. `resident` keeps them.",
         _bench_headline(line["rows"]),
     )
+
+
+def _beside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the ratios of some rows are of, where that is not the row itself."""
+    of_others = {
+        row["decode_of"]: None
+        for row in rows
+        if row["n_prompt"] and not row["n_gen"] and row.get("decode_of")
+    }
+    drifting = [_test(row) for row in rows if not row.get("side_by_side", True)]
+    said = []
+    if of_others:
+        said.append(f"Decode beside a prompt alone (pp): of {', '.join(of_others)}.")
+    if drifting:
+        said.append(
+            "Memory did not hold all policies at once; one after another, so that drift is in the "
+            f"ratios, ran {', '.join(drifting)}."
+        )
+    return ["", " ".join(said)] if said else []
 
 
 def _test(row: Mapping[str, Any]) -> str:
@@ -175,14 +195,17 @@ def verify(run: Run, ratios: DecodeRatios) -> Entry:
         (policy, *(number(counts.get(name)) for name in names))
         for policy, counts in line["policies"].items()
     ]
+    unproven = line.get("unproven") or ()
     equal = "equal" if line["is_equal"] else "DIFFER"
+    equal += f", nothing proven of {', '.join(unproven)}" if unproven else ""
     what = f"{line['num_cases']} cases in {line['rounds']} rounds, {line['num_steps']:,} steps"
     against = line.get("against_hf")
     body = [
-        f"{what}: bytes {equal} to those with graphs disabled.",
+        f"{what}, beside graphs disabled: bytes {equal}. Counts are of prompt graphs.",
         "",
         *table(("policy", *names), rows),
         "",
+        *(f"- Finding: {found}" for found in line.get("findings") or ()),
         *(f"- Difference: {_plain(found)}" for found in line["differences"]),
         *([f"- Against the Hugging Face forward: {_plain(against)}"] if against else []),
     ]

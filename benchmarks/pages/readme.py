@@ -5,7 +5,7 @@ package carries. Does not own README's other words.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pages.entries_steps import peers_table
@@ -73,19 +73,26 @@ def demo_table(rows: Sequence[Line]) -> str:
                "decode, seed", "bytes")  # fmt: skip
     lines = table(columns, shown, ends_left=True)
     if rows:
-        first = rows[0]
+        commits = _all(f"`{row['commit']}`" for row in rows)
+        lens = _all(f"{row['prompt_tokens']:,}" for row in rows)
         lines += [
             "",
-            f"{first['prompt_tokens']:,}-token prompt, chunks of {first['num_ubatch']}, "
-            f"{first['dtype']}, {first['device_name']}, torch {first['torch']}, commit "
-            f"`{first['commit']}`. Multiples of policy `off` in the same run; the decode column is "
+            f"{lens}-token prompt, chunks of {_all(row['num_ubatch'] for row in rows)}, "
+            f"{_all(row['dtype'] for row in rows)}, {_all(row['device_name'] for row in rows)}, "
+            f"torch {_all(row['torch'] for row in rows)}, commit "
+            f"{commits}. Multiples of policy `off` in the same run; the decode column is "
             "the ratio of median step times (1.00x: unchanged). Reproduce a row with",
             "",
             "```",
-            f"graphseed demo -m {first['model']} --device cuda",
+            f"graphseed demo -m {rows[0]['model']} --device cuda",
             "```",
         ]
     return "\n".join(lines)
+
+
+def _all(values: Iterable[object]) -> str:
+    """Each value once: rows of one table may come from several runs."""
+    return ", ".join(dict.fromkeys(map(str, values)))
 
 
 def newest_peers(runs: Sequence[Run]) -> str:

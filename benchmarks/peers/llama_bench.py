@@ -53,12 +53,12 @@ def figures_of(rows: list[dict[str, Any]], args: Any, seconds: float) -> dict[st
         "prompt_stddev": prompt["stddev_ts"],
         "decode_tokens_per_second": decode["avg_ts"],
         "decode_stddev": decode["stddev_ts"],
-        "setup_seconds": max(0.0, seconds - timed),  # loading and filling contexts included
+        "setup_seconds": max(0.0, seconds - timed),  # loading, and filling contexts, included
         "dtype": prompt["model_type"],
         "peer_version": f"llama.cpp {prompt['build_commit']} ({prompt['build_number']}), "
         f"{prompt['backends']}",
         "note": f"KV {prompt['type_k']}, flash attention {prompt['flash_attn']}, "
-        f"{prompt['n_gpu_layers']} layers on the GPU",
+        f"{prompt['n_gpu_layers']} layers on the GPU, loading is in what it was ready after",
     }
 
 

@@ -215,6 +215,8 @@ def test_bytes_that_differ_exit_1(capsys, monkeypatch):
         (("-np", "1,2"), "-np is '1,2'; expected a whole number"),
         (("-p", "64"), "-p is ['64']; expected nothing with --load: the prompts are drawn from"),
         (("--plot", "a.svg"), "--plot is 'a.svg'; expected nothing with --load"),
+        (("--no-warmup",), "--no-warmup is True; expected nothing with --load: a load is warmed"),
+        (("--delay", "2"), "--delay is 2.0; expected nothing with --load"),
         (("-m", "other"), "expected one model with --load"),
         (("-o", "csv"), "-o is 'csv'; expected md, json, jsonl with --load"),
         (("--policies", "off,often"), "--policies is 'off,often'; expected some of disabled, off"),

@@ -113,6 +113,14 @@ def test_a_model_that_is_far_from_the_plain_forward_is_a_finding(cli, capsys, mo
     assert "its margin" in out
 
 
+def test_a_forward_pass_takes_the_smaller_of_b_and_ub(cli, capsys, tmp_path):
+    path = tmp_path / "verify.jsonl"
+    small = ("--dtype", "fp32", "--max-tokens", "4", "-np", "1", "--rounds", "2")
+    assert cli("verify", *small, "--policies", "off", "-b", "3", "--json", str(path)) == 0
+    assert json.loads(path.read_text())["num_ubatch"] == 3
+    assert "ubatch 3" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -120,6 +128,7 @@ def test_a_model_that_is_far_from_the_plain_forward_is_a_finding(cli, capsys, mo
         (("--max-tokens", "0"), "--max-tokens is 0; expected at least 2"),
         (("--rounds", "1"), "--rounds is 1; expected at least 2"),
         (("-np", "0"), "-np is 0; expected at least 1"),
+        (("-b", "0"), "-b is 0; expected at least 1"),
         (("--seed", "-7"), "--seed is -7; expected -1 (random) or more"),
         (("--json", "/proc/nothing/x"), "--json is '/proc/nothing/x'; expected a file to write"),
     ],

@@ -102,6 +102,21 @@ def test_an_embedding_never_reuses_a_prefix_whose_hidden_states_are_gone():
     core.close()
 
 
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_a_preempted_embedding_pools_each_row_once(pooling):
+    sizes = {"context_len": 128, "num_ubatch": 16}
+    core = core_of("off", kv_len=128, num_parallel=2, reuses_prefixes=False, **sizes)
+    answer = core.request(prompt_of(10), SamplingParams(max_tokens=60, ignore_eos=True))
+    core.submit(answer)
+    (got,) = embed(core, prompt_of(100), pooling=pooling)
+    assert core.scheduler.preempted == 1 and len(answer.output_ids) == 60
+    alone = core_of("off", **sizes)
+    (want,) = embed(alone, prompt_of(100), pooling=pooling)
+    assert torch.equal(got, want)
+    core.close()
+    alone.close()
+
+
 def test_an_engine_without_embeddings_says_how_to_get_them():
     core = core_of(embeds=False)
     with pytest.raises(BadParameter, match="--embeddings"):

@@ -41,6 +41,8 @@ class Raising(Counting):
             raise LookupError("no rule for this token")
         if self._raises_in == "nothing" and len(self.accepted) == 2:
             return torch.zeros_like(self._mask)
+        if self._raises_in == "no tensor" and len(self.accepted) == 2:
+            return super().allowed().tolist()
         return super().allowed()
 
     def accept(self, token: int) -> None:
@@ -91,7 +93,13 @@ def test_a_preempted_answer_goes_on_where_its_grammar_stands(make_engine):
         assert request.output_ids == [*range(3, 33), eos]
 
 
-@pytest.mark.parametrize("where", ["allowed", "accept", "nothing"])
+ERRORS = {
+    "allowed": LookupError, "accept": LookupError, "nothing": NothingAllowed,
+    "no tensor": AttributeError,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ERRORS)
 def test_a_grammar_that_fails_ends_its_own_request_and_no_other(make_engine, where):
     engine = make_engine(num_parallel=2)
     vocab, (eos,) = engine.model.vocab_size, engine.model.eos_ids
@@ -99,7 +107,7 @@ def test_a_grammar_that_fails_ends_its_own_request_and_no_other(make_engine, whe
     good = engine.request(prompt_of(9, 1), PARAMS, Counting(vocab, 40, 5, eos))
     error, nothing = run(engine, bad, good)
     assert nothing is None and good.output_ids == [*range(40, 45), eos]
-    assert isinstance(error, NothingAllowed if where == "nothing" else LookupError)
+    assert isinstance(error, ERRORS[where])
     assert bad.output_ids == [3, 4]
     assert engine.num_free_blocks == engine.pool.num_blocks - 1
 

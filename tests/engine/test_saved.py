@@ -22,6 +22,7 @@ from graphseed.engine import (
 )
 from graphseed.engine.blocks import BlockPool, BlockTable, OutOfBlocks, chain_digests
 from graphseed.engine.errors import EngineBusy
+from graphseed.engine.record import BadRecord, PlanRecorder, replay
 from graphseed.engine.saved import BadSave, SavedPrefix, read_file, write_file
 from graphseed.engine.step import StepTrace
 from graphseed.engine.transfer import forget_prefix, layout_of, put_prefix, take_prefix
@@ -110,6 +111,18 @@ def test_I9_an_answer_after_a_restore_is_the_bytes_of_one_with_the_prefix_cache(
     assert got.output_ids == want.output_ids and got_kv == want_kv
     assert len(got_logits) == len(want_logits)
     assert all(torch.equal(a, b) for a, b in zip(got_logits, want_logits, strict=True))
+
+
+def test_I9_a_record_over_a_restored_prefix_is_said_to_lack_it(open_engine, tmp_path):
+    saved = saved_of(open_engine())
+    engine, path = open_engine(), tmp_path / "plans.jsonl"
+    recorder = PlanRecorder(path, engine.core)
+    engine.call(lambda: setattr(engine.core, "observer", recorder))
+    put_prefix(engine, saved)
+    assert list(engine.stream([*saved.token_ids, 1], PARAMS))[-1].request.num_cached == 64
+    engine.call(recorder.close)
+    with pytest.raises(BadRecord, match="step 0 of .* reads K/V that no recorded step wrote"):
+        replay(path, engine.core.model, engine.core.driver)
 
 
 def test_a_file_brings_back_what_was_written(open_engine, tmp_path):

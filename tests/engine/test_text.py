@@ -1,5 +1,7 @@
 """Text that can be shown at once: no half characters, no part of a stop string."""
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +102,30 @@ def test_what_is_shown_is_the_text_before_the_earliest_stop(pieces, stops):
     else:
         assert whole.startswith(shown + found)
         assert not any(stop in shown for stop in stops)
+
+
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=20),
+    st.lists(st.text("ab", min_size=1, max_size=8), max_size=3),
+)
+def test_no_more_is_held_back_than_may_begin_a_stop(pieces, stops):
+    matcher, shown, pushed = StopMatcher(stops), "", ""
+    for piece in pieces:
+        shown, pushed = shown + matcher.push(piece), pushed + piece
+        if matcher.found is not None:
+            return
+        begun = (n for stop in stops for n in range(len(stop)) if pushed.endswith(stop[:n]))
+        assert len(shown) == len(pushed) - max(begun, default=0)
+
+
+def test_stops_made_to_be_slow_cost_no_more_than_others():
+    stops = ["a" * 3000, *("b" + "a" * 3000 + chr(300 + i) for i in range(255))]
+    matcher = StopMatcher(stops)
+    begun = time.process_time()
+    for _ in range(2000):
+        assert matcher.push("a") == ""
+    # 0.3 s; where each beginning is tried anew it is 250 s, and every other stream waits.
+    assert time.process_time() - begun < 10.0
 
 
 def test_a_stop_string_across_pieces_is_never_shown_in_part():

@@ -110,7 +110,7 @@ def test_a_full_queue_is_refused_and_names_its_size(open_engine):
     for handle in handles:
         handle.close()
     for _ in range(200):
-        if engine._num_open == 0:
+        if engine.num_open == 0:
             break
         time.sleep(0.01)
     assert len(tokens(engine.submit(prompt_of(20), params()))) == 6
@@ -195,7 +195,7 @@ def test_a_handle_that_is_dropped_is_cancelled(open_engine):
     del handle
     gc.collect()
     assert len(tokens(engine.stream(prompt_of(9), params(3)))) == 3
-    assert engine._num_open == 0
+    assert engine.num_open == 0
 
 
 def test_a_stream_that_was_never_read_can_be_closed(open_engine):
@@ -203,7 +203,7 @@ def test_a_stream_that_was_never_read_can_be_closed(open_engine):
     engine.stream(prompt_of(20), params(230)).close()
     engine.call(lambda: None)
     engine.call(lambda: None)
-    assert engine._num_open == 0
+    assert engine.num_open == 0
 
 
 def test_a_call_from_the_engines_own_thread_runs_at_once(open_engine):
@@ -221,10 +221,32 @@ def test_a_reader_that_fails_does_not_take_others_with_it(open_engine):
     engine._enter(bad, sink, False)
     assert len(tokens(engine.stream(prompt_of(9), params(30)))) == 30
     for _ in range(300):
-        if engine._num_open == 0:
+        if engine.num_open == 0:
             break
         time.sleep(0.01)
-    assert engine._num_open == 0 and bad.status.value == "failed"
+    assert engine.num_open == 0 and bad.status.value == "failed"
+
+
+def test_a_request_is_handed_in_once_and_a_second_time_harms_nobody(open_engine):
+    engine = open_engine()
+    request, other = engine.core.request(prompt_of(9), params(40)), engine.submit(prompt_of(8))
+    first = engine.start(request)
+    for _ in range(2):  # while it is open, and when it has ended
+        with pytest.raises(BadParameter, match="request is '.*'; expected one that was not handed"):
+            engine.start(request)
+
+        async def read():
+            return [delta async for delta in engine.aread(request)]
+
+        with pytest.raises(BadParameter, match="not handed in"):
+            asyncio.run(read())
+        gc.collect()  # the refused handle does not cancel what the first one reads
+        for _ in first:
+            pass
+    assert len(request.output_ids) == 40
+    other.close()
+    with pytest.raises(BadParameter, match="request is 'finished'"):
+        engine.call(lambda: engine.core.submit(request))
 
 
 def test_generate_waits_for_its_turn_beside_other_clients(open_engine):

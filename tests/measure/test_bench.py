@@ -112,8 +112,7 @@ def test_every_repetition_has_fresh_tokens_and_all_policies_the_same(model, monk
     (depth_start, _), *runs = seen["off"]
     assert depth_start == 0 and [start for start, _ in runs] == [7] * 5
     ids = [ids for _, ids in runs]
-    assert len(set(ids[:3])) == 3  # warm-up and repetitions
-    assert ids[3] == ids[4] and ids[3] not in ids[:3]  # the digested ones
+    assert len(set(ids)) == 5  # the warm-up, repetitions, and the digested ones
 
 
 def test_policies_take_turns_in_each_repetition(model, monkeypatch):
@@ -180,6 +179,25 @@ def test_bytes_that_differ_under_one_policy_are_found_and_named(model, monkeypat
     monkeypatch.setattr(StepRunner, "run", disturbed)
     row = measured(model, TEST)
     assert not row.is_equal and row.differences == words
+
+
+class _IdleDriver(HostDriver):
+    """A host whose prompt graphs, launched, do nothing."""
+
+    def open(self, namespace: Namespace) -> HostArena:
+        arena = HostArena(namespace)
+        if namespace is Namespace.PROMPT:
+            arena.launch = lambda executable: None  # type: ignore[method-assign]
+        return arena
+
+
+@pytest.mark.parametrize("needs_decode", [False, True])
+def test_a_replay_that_writes_nothing_is_found_also_where_a_decode_stands_before_it(
+    model, needs_decode
+):
+    test = BenchTest(16, 0, num_ubatch=16)
+    row = measured(model, test, ("off", "seed"), needs_decode=needs_decode, driver=_IdleDriver)
+    assert row.differences == ("logits under seed", "K/V under seed")
 
 
 class _CrampedArena(HostArena):

@@ -262,3 +262,11 @@ def test_each_first_token_is_timed_with_its_own_step(model: Model, monkeypatch):
     assert 0 < figures.step_ms < figures.ttft_ms
     assert 0 < figures.added_ms < figures.ttft_ms
     assert 0 < figures.bare_ms < 10 * figures.ttft_ms  # beside the prompt, not in it
+    assert figures.hit_rate == 1
+
+
+def test_a_first_token_says_when_its_step_did_not_replay(model: Model):
+    figures = measure_first_token(
+        "off", model, open_driver("cpu"), num_rounds=1, token_ids=range(256), prompt_len=32
+    )
+    assert figures.hit_rate == 0

@@ -13,6 +13,7 @@ import torch
 
 from graphseed.capture.errors import DeviceLost
 from graphseed.engine.answer import Answer, DeadlineExceeded, Delta, fail, finish
+from graphseed.engine.grammar import Grammar
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory
 from graphseed.engine.plan import Reads
@@ -126,6 +127,8 @@ class Answers:
         answer = self._open.get(id(request))
         if not isinstance(answer, Embedding):
             return
+        if part.start == 0:
+            answer.begin()
         delta = self._guard.run("pooling", partial(answer.take, rows, part.is_last))
         if delta is not None:
             self._scheduler.finish(request)
@@ -135,11 +138,16 @@ class Answers:
     def _row(self, part: Part) -> SampleRow:
         request, mask = part.sequence.request, None
         if part.is_last and request.grammar is not None:
-            mask = self._on_its_own(part, request.grammar.allowed)
-            if mask is not None:
-                mask = mask.to(self._model.device, copy=True)  # its owner fills the buffer again
+            mask = self._on_its_own(part, partial(self._mask_of, request.grammar))
         position = part.start + part.num_tokens - 1
         return SampleRow(request.params, position, part.sequence.tokens, mask)
+
+    def _mask_of(self, grammar: Grammar) -> torch.Tensor | None:
+        mask = grammar.allowed()
+        if mask is None:
+            return None
+        copy = partial(mask.to, self._model.device, copy=True)  # its owner fills the buffer again
+        return self._guard.run("a grammar mask", copy)
 
     def _on_its_own(
         self, part: Part, call: Callable[[], torch.Tensor | None]

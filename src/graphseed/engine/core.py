@@ -139,8 +139,10 @@ class EngineCore:
         return Request(ids, SamplingParams(), pooling=pooling)
 
     def submit(self, request: Request, kv_digest: bool = False) -> None:
-        """Let a request wait for its turn. Raises QueueFull."""
+        """Let a request wait for its turn. Raises RequestError: QueueFull, or what it asks for."""
         self._check_open()
+        if request.status is not Status.WAITING:
+            raise BadParameter("request", request.status.value, "one that was not handed in")
         wanted, num_slots = request.wanted_slot, self.config.num_parallel
         if wanted is not None and not 0 <= wanted < num_slots:
             raise BadParameter("wanted_slot", wanted, f"a slot from 0 to {num_slots - 1}")

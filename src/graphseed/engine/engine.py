@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from graphseed.capture.errors import Closed, GraphseedError
 from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.core import EngineCore
-from graphseed.engine.errors import QueueFull
+from graphseed.engine.errors import BadParameter, QueueFull
 from graphseed.engine.grammar import Grammar
 from graphseed.engine.request import Request, SamplingParams, Status
 
@@ -62,6 +62,10 @@ class Handle:
             self._has_ended = True
             self.cancel()
 
+    def disown(self) -> None:
+        """Let the request be: it was not handed in by this handle."""
+        self._has_ended = True
+
     def __del__(self) -> None:
         self.close()  # nobody reads any more
 
@@ -85,7 +89,7 @@ class Engine:
         # Who reads what, by id of the request; engine thread only.
         self._readers: dict[int, tuple[Request, Sink]] = {}
         self._lock = threading.RLock()  # a handle may be collected while this thread holds it
-        self._num_open = 0  # submitted and not ended; under the lock
+        self._open: set[int] = set()  # ids of requests submitted and not ended; under the lock
         self._is_closing = False
         self._is_done = False  # the thread takes nothing more from the inbox; under the lock
         self._ended: Exception | None = None  # what ended the engine, if not close()
@@ -106,6 +110,16 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def ended(self) -> Exception | None:
+        """What ended the engine, if not `close`: a lost device, or a fault of ours."""
+        return self._ended
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were handed in and have not ended."""
+        return len(self._open)
+
     def submit(
         self,
         prompt_ids: Iterable[int],
@@ -125,10 +139,14 @@ class Engine:
     def start(self, request: Request, *, kv_digest: bool = False) -> Handle:
         """Hand in a request that the core made (`core.request`, `core.embedding_request`).
 
-        Raises QueueFull, Closed.
+        Raises BadParameter for one that was handed in before, QueueFull, Closed.
         """
         handle = Handle(self, request)
-        self._enter(request, handle.sink, kv_digest)
+        try:
+            self._enter(request, handle.sink, kv_digest)
+        except GraphseedError:
+            handle.disown()
+            raise
         return handle
 
     def stream(self, prompt_ids: Iterable[int], params: SamplingParams | None = None) -> Handle:
@@ -152,7 +170,7 @@ class Engine:
     async def aread(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Hand in a request that the core made and read it in an event loop.
 
-        Leaving early cancels it. Raises QueueFull and Closed at the first step, and what ended the
+        Leaving early cancels it. Raises at the first step what `start` does, and what ended the
         request.
         """
         loop = asyncio.get_running_loop()
@@ -254,9 +272,11 @@ class Engine:
         config = self.core.config
         with self._lock:
             self._check_open()
-            if self._num_open >= config.num_parallel + config.max_waiting:
-                raise QueueFull(self._num_open, config.max_waiting)
-            self._num_open += 1
+            if id(request) in self._open or request.status is not Status.WAITING:
+                raise BadParameter("request", request.status.value, "one that was not handed in")
+            if len(self._open) >= config.num_parallel + config.max_waiting:
+                raise QueueFull(len(self._open), config.max_waiting)
+            self._open.add(id(request))
             self._inbox.put(partial(self._take_in, request, sink, kv_digest))
 
     def _take_in(self, request: Request, sink: Sink, kv_digest: bool) -> None:
@@ -313,7 +333,7 @@ class Engine:
             if delta.is_last:
                 del self._readers[key]
                 with self._lock:
-                    self._num_open -= 1
+                    self._open.discard(key)
             try:
                 sink(delta)
             except Exception:  # its reader is gone, and must not take others with it

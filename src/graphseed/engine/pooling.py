@@ -21,6 +21,10 @@ class Embedding:
     request: Request
     _rows: list[torch.Tensor] = field(default_factory=list)  # pooled so far, on the device
 
+    def begin(self) -> None:
+        """Forget what was gathered: the first chunk comes, again where the prompt was preempted."""
+        self._rows = []
+
     def take(self, hidden: torch.Tensor, is_last: bool) -> Delta | None:
         """Take one chunk's rows [T, H] float32; the last chunk brings the embedding."""
         match self.request.pooling:

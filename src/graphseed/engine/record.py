@@ -89,7 +89,8 @@ class PlanRecorder:
         """Write the digest of all written KV rows and close the file. May be called twice."""
         if self._out.closed:
             return
-        self._write({"kv": self._core.runner.kv.digest(_sorted(self._written))})
+        indices = torch.tensor(sorted(self._written), dtype=torch.int64)
+        self._write({"kv": self._core.runner.kv.digest(indices)})
         self._out.close()
 
     def _write(self, line: dict[str, object]) -> None:
@@ -138,7 +139,8 @@ def read_header(path: Path) -> dict[str, Any]:
 def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
     """Run a record's plans with graphs disabled on fresh memory and compare the digests.
 
-    Raises BadRecord for a file that is not whole, or whose dtype is not the model's.
+    Raises BadRecord for a file that is not whole, whose dtype is not the model's, or whose steps
+    read K/V that none of them wrote.
     """
     header = read_header(path)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -155,7 +157,7 @@ def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
     )  # fmt: skip
     cache = GraphCache(driver, Selection(Policy.OFF, Policy.OFF))
     runner = StepRunner(model, driver, cache, config, kv)
-    written: set[int] = set()
+    written = np.zeros(config.num_blocks * config.block_len, dtype=np.bool_)  # by kv index
     differing, num_steps, kv_digest = [], 0, None
     for line in _lines(path, skip=1):
         if "kv" in line:
@@ -163,16 +165,22 @@ def replay(path: Path, model: Model, driver: Driver) -> ReplayReport:
             continue
         try:
             plan = _plan_of(line, config.block_len)
-        except (KeyError, TypeError, ValueError) as error:
+            is_whole = _note(plan, written)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise BadRecord(f"step {num_steps} of {path} is no plan: {error!r}") from None
-        for part in plan.parts:
-            written.update(part.table.kv_indices(part.start, part.kv_len).tolist())
+        if not is_whole:
+            raise BadRecord(
+                f"step {num_steps} of {path} reads K/V that no recorded step wrote: a slot was "
+                "restored from a file, or the engine ran before it was recorded; record an engine "
+                "from its first request on, without restored slots"
+            )
         if _digest(runner.run(plan)) != line["output"]:
             differing.append(num_steps)
         num_steps += 1
     if kv_digest is None:
         raise BadRecord(f"{path} has no end: the recording engine was not closed")
-    return ReplayReport(num_steps, tuple(differing), kv.digest(_sorted(written)) == kv_digest)
+    is_kv_equal = kv.digest(torch.from_numpy(written.nonzero()[0])) == kv_digest
+    return ReplayReport(num_steps, tuple(differing), is_kv_equal)
 
 
 def _plan_of(line: dict[str, Any], block_len: int) -> StepPlan:
@@ -189,6 +197,15 @@ def _plan_of(line: dict[str, Any], block_len: int) -> StepPlan:
     )  # fmt: skip
 
 
+def _note(plan: StepPlan, written: npt.NDArray[np.bool_]) -> bool:
+    """Note what a plan writes; whether all that it reads was written before."""
+    is_whole = True
+    for part in plan.parts:
+        is_whole &= bool(written[part.table.kv_indices(0, part.start)].all())
+        written[part.table.kv_indices(part.start, part.kv_len)] = True
+    return is_whole
+
+
 def _lines(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as lines:
@@ -201,7 +218,3 @@ def _lines(path: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
 
 def _digest(output: torch.Tensor) -> str:
     return hashlib.sha256(output.cpu().numpy().tobytes()).hexdigest()
-
-
-def _sorted(indices: set[int]) -> torch.Tensor:
-    return torch.tensor(sorted(indices), dtype=torch.int64)

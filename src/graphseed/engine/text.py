@@ -59,7 +59,7 @@ class StopMatcher:
     """Finds stop strings across pieces of text. One for each request."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = [_Begun(stop) for stop in stops]
         self._held = ""
         self.found: str | None = None
 
@@ -67,13 +67,15 @@ class StopMatcher:
         """Take a piece and return what may be shown; after a match, nothing more."""
         if self.found is not None:
             return ""
+        ends = [(stop.push(text), stop.text) for stop in self._stops]
+        hits = [(end - len(stop), stop) for end, stop in ends if end is not None]
+        before = len(self._held)
         self._held += text
-        hits = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if hits:
             position, self.found = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
-            shown, self._held = self._held[:position], ""
+            shown, self._held = self._held[: before + position], ""
             return shown
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((stop.length for stop in self._stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
@@ -82,6 +84,40 @@ class StopMatcher:
         """Return what was held back: no more text will come."""
         shown, self._held = self._held, ""
         return shown
+
+
+class _Begun:
+    """How much of one stop string the end of a growing text has (Knuth, Morris and Pratt).
+
+    Each character costs the same in the long run, whatever the texts are: a request's stop strings
+    are looked for between two steps of everybody's.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = 0
+        self._shorter = [0]  # by length - 1: the longest beginning that ends a beginning of it too
+
+    def push(self, piece: str) -> int | None:
+        """Take a piece; where in it the stop string ends for the first time. Not after that."""
+        text, at = self.text, self.length
+        for place, letter in enumerate(piece):
+            while at and text[at] != letter:
+                at = self._shorter[at - 1]
+            at += text[at] == letter
+            if at == len(text):
+                return place + 1
+            if at > len(self._shorter):
+                self._learn()
+        self.length = at
+        return None
+
+    def _learn(self) -> None:
+        text, shorter = self.text, self._shorter
+        end, at = text[len(shorter)], shorter[-1]
+        while at and text[at] != end:
+            at = shorter[at - 1]
+        shorter.append(at + (text[at] == end))
 
 
 class AnswerText:
@@ -103,9 +139,3 @@ class AnswerText:
     def flush(self) -> str:
         """Return what is still held: no more ids will come."""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

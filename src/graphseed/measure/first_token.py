@@ -38,6 +38,7 @@ class FirstToken:
     added_ms: float  # of each prompt's difference: queue, staging, sampling, the way to the reader
     bare_ms: float  # of a step by itself on the engine's thread: staged, run and waited for
     added_to_bare_ms: float  # of each prompt's difference to the bare step after it
+    hit_rate: float  # share of these prompts whose step replayed: no median
 
 
 class StepMarks:
@@ -86,6 +87,7 @@ def measure_first_token(
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     ttft_ms: list[float] = []
     step_ms: list[float] = []
+    num_replayed = 0
     bare_ms: list[float] = []
     core = EngineCore(model, driver, config, POLICIES[policy])
     core.observer = marks
@@ -102,13 +104,19 @@ def measure_first_token(
                 continue
             ttft_ms.append((end_ns - start_ns) / 1e6)
             step_ms.append(engine.call(marks.last_ms))
+            num_replayed += stream.request.observations.num_replayed
             prompt = rng.choices(token_ids, k=prompt_len)
             bare_ms.append(engine.call(partial(_bare_step_ms, core, prompt)))
             time.sleep(rest_seconds)
     added_ms = [ttft - step for ttft, step in zip(ttft_ms, step_ms, strict=True)]
     added_to_bare_ms = [ttft - bare for ttft, bare in zip(ttft_ms, bare_ms, strict=True)]
     return FirstToken(
-        *map(statistics.median, (ttft_ms, step_ms, added_ms, bare_ms, added_to_bare_ms))
+        ttft_ms=statistics.median(ttft_ms),
+        step_ms=statistics.median(step_ms),
+        added_ms=statistics.median(added_ms),
+        bare_ms=statistics.median(bare_ms),
+        added_to_bare_ms=statistics.median(added_to_bare_ms),
+        hit_rate=num_replayed / num_rounds,
     )
 
 

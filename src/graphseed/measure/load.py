@@ -180,7 +180,11 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One policy at one number of clients. Counts are of the measured load, without its warm-up."""
+    """One policy at one number of clients.
+
+    Counts are of the measured load, without its warm-up; the proof is of its first requests, run
+    once more.
+    """
 
     policy: str
     num_clients: int
@@ -189,7 +193,8 @@ class LoadResult:
     capture_ms: float  # capture and instantiate of all seeds together
     num_released_by_decode: int  # prompt graphs
     refused: tuple[str, ...]  # reasons, each once
-    # What `resident` held running streams up with; captures inside a step are not counted.
+    # What `resident` held running streams up with, the warm-up's too; captures inside a step are
+    # not counted.
     longest_capture_beside_stream_ms: float
     proof: ReplayReport
 

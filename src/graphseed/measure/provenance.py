@@ -37,6 +37,7 @@ def provenance(device: str, description: str, program: str = "graphseed") -> dic
 
 def _without_json(argv: list[str]) -> list[str]:
     """The arguments but for where the result was written, which is no part of the figure."""
+    argv = [given for given in argv if not given.startswith("--json=")]
     if "--json" not in argv:
         return argv
     at = argv.index("--json")
@@ -47,9 +48,17 @@ def _commit() -> str | None:
     named = os.environ.get(COMMIT_VARIABLE)
     if named:
         return named
+    # An installed package may lie in somebody else's repository, whose commit says nothing of us.
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of this file's folder; None where it says nothing, or is not there."""
     try:
         out = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", *arguments],
             cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

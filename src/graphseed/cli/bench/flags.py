@@ -122,7 +122,7 @@ def checked(args: argparse.Namespace) -> BenchRequest:
     if args.plot is not None:
         _check_plot(args.plot, groups)
     for flag, path in (("--json", args.json), ("--plot", args.plot)):
-        _check_writable(flag, path)
+        check_writable(flag, path)
     return BenchRequest(
         models=models_of(args),
         groups=groups,
@@ -251,7 +251,8 @@ def _check_plot(path: Path, groups: "Sequence[Sequence[BenchTest]]") -> None:
     require_library()
 
 
-def _check_writable(flag: str, path: Path | None) -> None:
+def check_writable(flag: str, path: Path | None) -> None:
+    """Raise BadParameter where a file that was asked for cannot be written."""
     from graphseed.engine import BadParameter
 
     if path is None:

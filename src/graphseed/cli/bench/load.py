@@ -155,7 +155,7 @@ def checked(args: argparse.Namespace) -> LoadSettings:
     output = _sole("-o", args.output, OUTPUTS[0])
     if output not in OUTPUTS:
         raise BadParameter("-o", output, f"{', '.join(OUTPUTS)} with --load")
-    _check_writable(args.json)
+    flags.check_writable("--json", args.json)
     return LoadSettings(
         _policies(args.policies), clients, num_requests, num_parallel, context_len, num_ubatch,
         prompt_lens, num_new_tokens, output, args.json,
@@ -172,6 +172,8 @@ def _check_read(args: argparse.Namespace) -> None:
         ("-pg", args.pg, "a request is always a prompt and its answer"),
         ("-d", args.n_depth, "a prompt begins an empty slot"),
         ("--plot", args.plot and str(args.plot), "only prompt rows without --load are drawn"),
+        ("--no-warmup", args.no_warmup, "a load is warmed up by requests of its own"),
+        ("--delay", args.delay, "loads follow each other at once"),
     ):
         if given:
             raise BadParameter(flag, given, f"nothing with --load: {instead}")
@@ -210,18 +212,6 @@ def _number(flag: str, given: int | str, least: int) -> int:
     if number < least:
         raise BadParameter(flag, given, f"a whole number, at least {least}")
     return number
-
-
-def _check_writable(path: Path | None) -> None:
-    from graphseed.engine import BadParameter
-
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise BadParameter("--json", str(path), f"a file to write ({error})") from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from graphseed.capture.driver import Driver
 from graphseed.capture.identity import Namespace
+from graphseed.cli.bench.load import NUM_PROVEN
 from graphseed.measure.load import Change, LoadResult, change_of, spread_of
 from graphseed.measure.provenance import provenance
 from graphseed.models.model import Model
@@ -31,7 +32,9 @@ LEGEND: Final = (
     "from there to the first token, decode steps between its chunks included. TTFT: both.\n"
     "hits, seeded: of the measured requests, the warm-up left out. longest capture: what policy "
     "resident held streams up with, warm-up included; a capture inside a step is in the step's "
-    "time.\n"
+    "time. equal bytes: logits and K/V of the first "
+    f"{NUM_PROVEN} requests, run once more with their plans on record, and of those plans with "
+    "graphs disabled.\n"
     "averages below are over the same requests under both policies, which is not how percentiles "
     "add up; a difference is called one beyond two standard errors, and requests of one load "
     "depend on each other: run it again to see what repeats."

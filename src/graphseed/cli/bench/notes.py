@@ -21,8 +21,8 @@ def legend(request: BenchRequest) -> tuple[str, ...]:
         "ratios of median times to policy off of the same row.",
         "hits: replayed share of the prompt's timed observations (of the decode's in a tg row). "
         "capt + inst: each of the row's graphs once. MiB: held at most.",
-        "bytes: SHA-256 of every step's logits and of the K/V written, of two more repetitions "
-        "with equal tokens under every policy.",
+        "bytes: SHA-256 of every step's logits and of the K/V written, of two more repetitions, "
+        "each with the same fresh tokens under every policy.",
         "ceiling: least time at the measured rates / median time; weights that stay in a cache "
         "can pass 100 %.",
     )

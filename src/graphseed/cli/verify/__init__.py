@@ -104,9 +104,12 @@ def _checked(args: argparse.Namespace) -> "VerifySettings":
 
     if args.seed < -1:
         raise BadParameter("--seed", args.seed, "-1 (random) or more")
+    if args.batch_size < 1:
+        raise BadParameter("-b", args.batch_size, "at least 1")
     settings = VerifySettings(
         policies=tuple(args.policies.split(",")), max_tokens=args.max_tokens,
-        num_rounds=args.rounds, num_ubatch=args.ubatch_size, num_parallel=args.parallel,
+        num_rounds=args.rounds, num_ubatch=min(args.batch_size, args.ubatch_size),
+        num_parallel=args.parallel,
         context_len=args.ctx_size, seed=secrets.randbits(32) if args.seed == -1 else args.seed,
         keeps_reads=args.against == "hf",
     )  # fmt: skip

@@ -32,7 +32,7 @@ class PolicyFigures:
     instantiate_ms: float
     num_bytes: int  # that graphs held at most
     refusals: tuple[str, ...]
-    digests: tuple[Digest, ...]
+    digests: tuple[Digest, ...]  # of each digested repetition: other tokens, other bytes
     is_decode_own: bool = True  # whether `decode_ms` is part of the repetition
 
     @property
@@ -75,12 +75,13 @@ class BenchRow:
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """Policies some bytes of which are not the baseline's first ones; "logits", "K/V"."""
-        first = self.figures[BASELINE].digests[0]
+        """Policies some bytes of which are not the baseline's; "logits", "K/V"."""
+        baseline = self.figures[BASELINE].digests
         found = []
         for name, figures in self.figures.items():
+            pairs = list(zip(figures.digests, baseline, strict=True))
             for part, what in enumerate(("logits", "K/V")):
-                if any(digest[part] != first[part] for digest in figures.digests):
+                if any(own[part] != other[part] for own, other in pairs):
                     found.append(f"{what} under {name}")
         return tuple(found)
 

@@ -4,7 +4,8 @@ Owns how a row comes about. In each repetition every
 policy runs the same fresh random tokens in turn, so that what drifts hits all alike. A repetition
 is timed on the device's clock; the context before it (`depth_len`) is not. The host waits once
 behind a prompt and at each decoded token; nothing is sampled. After the timed repetitions, two
-more with equal tokens are digested under each policy. Does not parse or print.
+more are digested under each policy, the tokens of each fresh too: a replay that wrote nothing would
+leave what the repetition before it wrote. Does not parse or print.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -186,10 +187,10 @@ class _Row:
         return decodes[1:]  # the first seeds
 
     def _prove(self, lane: Lane) -> tuple[Digest, ...]:
-        """Digests of repetitions with equal tokens, equal under every policy too."""
-        prompt_ids, new_ids = self._prompt_and_new(_PROOF)
+        """Digests of repetitions whose tokens are fresh, and the same under every policy."""
         digests = []
-        for _ in range(NUM_PROOFS):
+        for number in range(NUM_PROOFS):
+            prompt_ids, new_ids = self._prompt_and_new(_PROOF + number)
             lane.rewind(self.test.depth_len)
             observer = StepDigest()
             if prompt_ids.size:
