@@ -8,11 +8,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from graphseed.engine import EngineConfig, PromptTooLong
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.text.tokens import BLOCKING_CHARACTERS, Pieces, encode, prompts_of
 from tests.server.conftest import model_of
 from tests.server.small import Small, small_server
 
+SIZES = EngineConfig(context_len=64, num_parallel=2, max_waiting=3)
 TEXT = "What is the capital of 媽 and 🤗?"
 
 
@@ -59,7 +61,7 @@ def sentencepiece() -> Any:
 
 
 def prompts(model: Any, value: Any) -> list[list[int]]:
-    return asyncio.run(prompts_of(model, value))
+    return asyncio.run(prompts_of(model, SIZES, value))
 
 
 def test_tokens_written_as_text_are_the_text(server: Small) -> None:
@@ -191,3 +193,13 @@ def test_plain_text_is_tokenised_without_touching_the_engines_tokenizer(server: 
     tokens = server.post("/tokenize", content="<|eos|>", parse_special=False)["tokens"]
     assert tokens == list(b"<|eos|>")
     assert backend.encode_special_tokens == before
+
+
+def test_lists_that_can_never_run_are_refused_before_they_are_looked_at() -> None:
+    model = model_of("tiny-llama")
+    assert len(prompts(model, ["a"] * 5)) == 5
+    with pytest.raises(InvalidRequest, match="6 prompts; expected at most 5"):
+        prompts(model, [object()] * 6)
+    for many in ([1] * 64, [1] + [object()] * 63, [[1] * 64]):
+        with pytest.raises(PromptTooLong, match="64 tokens"):
+            prompts(model, many)

@@ -1,7 +1,13 @@
 """When there is a model: loading, sleeping, waking, and the end.
 
-Owns Lifecycle, which alone changes `served`, `is_sleeping` and `is_closing` of a state, and the
-facts about the model that are told while it sleeps. How a model is loaded is the command line's.
+Owns Lifecycle, which alone changes `served`, `is_sleeping`, `is_closing` and `refusal` of a state,
+and the facts about the model that are told while it sleeps. How a model is loaded is the command
+line's.
+
+An engine that ends by itself (a lost device, a fault of ours) is the end of the server: what is
+open ends with an error, what comes is answered 503, also /health, and the process exits with 1, as
+llama-server aborts: only a new process can use the device again, and what supervises this one sees
+that one is needed. An error of one step ends the requests in it, and nothing else.
 """
 
 import asyncio
@@ -12,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from graphseed.server.errors import Failed, Unavailable
+from graphseed.server.errors import Failed, Unavailable, of_exception
 from graphseed.server.facts import ModelFacts
 from graphseed.server.ledger import Ledger, current_record
 from graphseed.server.state import Served, ServerState
@@ -21,6 +27,7 @@ from graphseed.server.watch.graph_watch import GraphWatch
 R = TypeVar("R")
 
 POLL_SECONDS: Final = 0.05
+WATCH_SECONDS: Final = 0.25  # between two looks at whether the engine still runs
 
 logger = logging.getLogger("graphseed.server")
 
@@ -110,7 +117,7 @@ class Lifecycle:
                     logger.exception("the model could not be loaded again")
                     raise Failed("the model could not be loaded again") from error
         if self.state.is_closing:
-            raise Unavailable("the server is shutting down")
+            raise Unavailable(self.state.refusal)
 
     def no_longer(self) -> None:
         """Say that a request that needed the model has ended."""
@@ -126,6 +133,15 @@ class Lifecycle:
             if not is_busy and idle >= seconds:
                 await self._sleep()
             await asyncio.sleep(min(POLL_SECONDS, seconds))
+
+    async def until_failed(self) -> Exception:
+        """Wait until an engine has ended by itself, and say why. It is never another's turn."""
+        while True:
+            served = self.state.served
+            if served is not None and served.engine.ended is not None:
+                self.state.refusal = of_exception(served.engine.ended).message
+                return served.engine.ended
+            await asyncio.sleep(WATCH_SECONDS)
 
     async def drain(self, seconds: float) -> bool:
         """Take nothing new and let running answers end; whether all did in `seconds`."""

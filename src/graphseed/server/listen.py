@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,6 +30,10 @@ logger = logging.getLogger("graphseed.server")
 
 class CannotListen(GraphseedError):
     """An address is not this machine's, or is taken."""
+
+
+class EngineFailed(GraphseedError):
+    """A fault of ours ended the engine; the log has its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ async def serve(
     """Listen, load the model, answer, and end at SIGTERM or SIGINT; at a second one at once.
 
     Takes the sockets over. Returns whether a load was cut off: its thread cannot be ended and runs
-    on. Raises what kept the model from being loaded. Main thread only.
+    on. Raises what kept the model from being loaded, and what ended the engine (see lifecycle).
+    Main thread only.
     """
     options = options or ListenOptions()
     server = _Server(_config(app, options))
@@ -91,19 +96,18 @@ async def serve(
         stopping = asyncio.create_task(stop.wait())
         loading = asyncio.create_task(_load(lifecycle))
         idling = asyncio.create_task(_sleep_when_idle(lifecycle))
-        tasks = {serving, stopping, loading, idling}
+        failing = asyncio.create_task(lifecycle.until_failed())
+        tasks: set[asyncio.Task[Any]] = {serving, stopping, loading, idling, failing}
         try:
             scheme = "http" if options.ssl_cert_file is None else "https"
             for bound in sockets:
                 logger.info("listening on %s", address_of(bound, scheme))
-            await _until_end(loading, serving, stopping)
+            await _until_end(loading, serving, stopping, failing)
+            if failing.done():
+                await _give_up(lifecycle, options, failing.result())
             if stop.is_set():
                 logger.info("shutting down: %d answers are running", lifecycle.ledger.num_open)
-                if not await lifecycle.drain(options.drain_seconds):
-                    logger.warning(
-                        "%d answers did not end within %g s and are cut off",
-                        lifecycle.ledger.num_open, options.drain_seconds,
-                    )  # fmt: skip
+                await _drain(lifecycle, options)
             is_cut_off = lifecycle.is_loading
             if not is_cut_off:
                 await lifecycle.close()
@@ -123,15 +127,36 @@ async def serve(
 
 
 async def _until_end(
-    loading: asyncio.Task[None], serving: asyncio.Task[None], stopping: asyncio.Task[bool]
+    loading: asyncio.Task[None],
+    serving: asyncio.Task[None],
+    stopping: asyncio.Task[bool],
+    failing: asyncio.Task[Exception],
 ) -> None:
     """Wait until it is to end, or the model cannot be loaded: raises why."""
-    await asyncio.wait({loading, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Task[Any]] = {serving, stopping, failing}
+    await asyncio.wait({loading, *ends}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         loading.result()
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
+
+
+async def _give_up(lifecycle: Lifecycle, options: ListenOptions, failure: Exception) -> NoReturn:
+    """Let clients read how their requests ended, and raise why nothing runs any more."""
+    is_known = isinstance(failure, GraphseedError)
+    told = None if is_known else failure
+    logger.error("the engine has ended, and so does the server: %s", failure, exc_info=told)
+    await _drain(lifecycle, options)
+    raise failure if is_known else EngineFailed(f"the engine has ended: {failure!r}")
+
+
+async def _drain(lifecycle: Lifecycle, options: ListenOptions) -> None:
+    if not await lifecycle.drain(options.drain_seconds):
+        logger.warning(
+            "%d answers did not end within %g s and are cut off",
+            lifecycle.ledger.num_open, options.drain_seconds,
+        )  # fmt: skip
 
 
 async def _load(lifecycle: Lifecycle) -> None:

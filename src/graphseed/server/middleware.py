@@ -5,6 +5,7 @@ preflights, a server that is loading or ending, missing keys, bodies that are to
 of ours, of which the client learns nothing and the log everything.
 """
 
+import asyncio
 import json
 import logging
 import re
@@ -40,6 +41,13 @@ class BodyTooLarge(ApiError):
     """The request's body is larger than it may be."""
 
     status: ClassVar[int] = 413
+    kind: ClassVar[str] = "invalid_request_error"
+
+
+class BodyTooSlow(ApiError):
+    """The request's body did not come in the time that a request may take."""
+
+    status: ClassVar[int] = 408
     kind: ClassVar[str] = "invalid_request_error"
 
 
@@ -80,7 +88,10 @@ class Gate:
         given = headers.get(b"x-request-id", b"")
         if _ID.fullmatch(given):
             record.number = given.decode()
-        exchange = _Exchange(record, receive, send, self._state.settings.max_body_bytes)
+        settings = self._state.settings
+        exchange = _Exchange(
+            record, receive, send, settings.max_body_bytes, settings.timeout_seconds
+        )
         exchange.add(self._cors.headers(_text(headers.get(b"origin"))))
         try:
             with working_for(record):
@@ -113,14 +124,14 @@ class Gate:
             return
         try:
             await self._app(scope, exchange.receive, exchange.send)
-        except BodyTooLarge as error:
+        except (BodyTooLarge, BodyTooSlow) as error:
             if not exchange.has_started:
                 await exchange.answer(error)
 
     def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         state, is_page = self._state, path in self._page_paths
         if state.is_closing:
-            return Unavailable("the server is shutting down")
+            return Unavailable(state.refusal)
         if is_page:
             return None
         if state.served is None and not state.is_sleeping:
@@ -146,14 +157,23 @@ class Gate:
 
 
 class _Exchange:
-    """One request's body as it comes in, and its answer as it goes out."""
+    """One request's body as it comes in, and its answer as it goes out.
 
-    def __init__(self, record: HttpRecord, receive: Receive, send: Send, max_bytes: int) -> None:
+    A client that sends or reads nothing for `seconds` is given up, so that it holds nothing: its
+    stream is closed, and the server may sleep or end.
+    """
+
+    def __init__(
+        self, record: HttpRecord, receive: Receive, send: Send, max_bytes: int, seconds: float
+    ) -> None:
         self.max_body_bytes = max_bytes
         self.has_started = False
+        self._seconds = seconds
+        self._is_read = False  # the whole body
+        self._is_given_up = False
         self._record, self._receive, self._send = record, receive, send
         self._num_bytes = 0
-        self._is_too_large = False
+        self._refusal: ApiError | None = None  # of the body
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", record.number.encode())]
 
     def add(self, headers: Mapping[str, str]) -> None:
@@ -166,28 +186,36 @@ class _Exchange:
         return BodyTooLarge(f"the request's body is larger than {limit} bytes, the most it may be")
 
     async def receive(self) -> Message:
-        """The application's `receive`. Raises BodyTooLarge."""
-        message = await self._receive()
+        """The application's `receive`. Raises BodyTooLarge, BodyTooSlow."""
+        try:
+            # Once the body is there, what may still come is the client's end.
+            async with asyncio.timeout(None if self._is_read else self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            told = f"the request's body did not come within {self._seconds:g} s"
+            self._refusal = BodyTooSlow(told)
+            raise self._refusal from None
         if message["type"] == "http.request":
+            self._is_read = not message.get("more_body", False)
             self._num_bytes += len(message.get("body", b""))
             if self._num_bytes > self.max_body_bytes:
-                self._is_too_large = True
-                raise self.too_large()
+                self._refusal = self.too_large()
+                raise self._refusal
         return message
 
     async def send(self, message: Message) -> None:
         """The application's `send`."""
-        if not self._is_too_large:
+        if self._refusal is None:
             await self._put(message)
         elif not self.has_started:  # whatever the application made of it
-            await self.answer(self.too_large())
+            await self.answer(self._refusal)
 
     async def answer(self, error: ApiError) -> None:
         """Answer with an error object."""
         headers = {"Content-Type": JSON_TYPE, **error.headers}
         if isinstance(error, NotAuthenticated):
             headers["WWW-Authenticate"] = "Bearer"
-        if isinstance(error, BodyTooLarge):
+        if isinstance(error, BodyTooLarge | BodyTooSlow):
             headers["Connection"] = "close"  # the rest of the body is not read
         await self._whole(error.status, headers, json.dumps(error.body).encode())
 
@@ -207,7 +235,15 @@ class _Exchange:
             self._record.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
             message = {**message, "headers": [_as_sent(*header) for header in headers]}
-        await self._send(message)
+        if self._is_given_up:
+            raise ClientDisconnect
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            self._is_given_up = True
+            logger.info("request id=%s: nobody reads its answer", self._record.number)
+            raise ClientDisconnect from None
 
 
 def _of_tasks(record: HttpRecord) -> str:

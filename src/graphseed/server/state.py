@@ -35,6 +35,7 @@ class ServerState:
     model_path: str  # as the user named it
     served: Served | None = None
     is_closing: bool = False  # running streams end, new ones are refused
+    refusal: str = "the server is shutting down"  # what new ones are told then
     is_sleeping: bool = False
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -42,7 +43,7 @@ class ServerState:
     def ready(self) -> Served:
         """The model that answers. Raises Unavailable while it loads and when the server ends."""
         if self.is_closing:
-            raise Unavailable("the server is shutting down")
+            raise Unavailable(self.refusal)
         if self.served is None:
             raise Unavailable("Loading model")
         return self.served

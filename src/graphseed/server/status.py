@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from graphseed.capture.identity import Namespace
-from graphseed.server.errors import NotSupported, Unavailable
+from graphseed.server.errors import NotSupported, Unavailable, of_exception
 from graphseed.server.facts import ModelFacts
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.state import ServerState
@@ -31,6 +31,8 @@ def router(
     async def health() -> dict[str, str]:
         """Whether requests are answered: also while the model sleeps."""
         _facts(lifecycle)
+        if state.served is not None and state.served.engine.ended is not None:
+            raise Unavailable(of_exception(state.served.engine.ended).message)
         return {"status": "ok"}
 
     @routes.get("/models")

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Final
 
 import graphseed
-from graphseed.capture import GraphseedError, Selection, read_selectors
+from graphseed.capture import DeviceLost, GraphseedError, Selection, read_selectors
 from graphseed.cli.run import announce
 from graphseed.cli.serve import flags
 from graphseed.cli.serve.flags import BadUsage, ServeArgs
@@ -84,6 +84,11 @@ def _serve(args: ServeArgs) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         is_cut_off = asyncio.run(_run(args, selection))
+    except DeviceLost as error:
+        # What is on the device cannot be given back: destroying it may fail, or hang.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        logging.shutdown()
+        os._exit(1)
     finally:
         signal.signal(signal.SIGTERM, before)
     if is_cut_off:

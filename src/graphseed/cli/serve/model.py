@@ -65,6 +65,9 @@ class ServeModel:
     def close(self, served: Served) -> None:
         """Say how graphs did, and end the engine."""
         core = served.engine.core
+        if served.engine.ended is not None:  # by itself: nothing can be asked of it any more
+            served.engine.close()
+            return
         lines, no_effect = served.engine.call(core.finish)
         for line in lines:
             logger.info("%s", line)

@@ -15,8 +15,8 @@ from graphseed.engine.kv import bytes_per_token
 from graphseed.server.auth import LOCALHOST
 from graphseed.server.conversation.chat_template import check_template
 from graphseed.server.listen import ListenOptions
-from graphseed.server.wire.params import RANDOM_SEED
 from graphseed.server.settings import ServerSettings
+from graphseed.server.wire.params import RANDOM_SEED
 
 if TYPE_CHECKING:
     from graphseed.capture import Driver

@@ -5,6 +5,7 @@ whether the last message is continued, what is done with thoughts. Does not know
 generates nothing.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ from graphseed.server.wire.fields import Fields, wrong
 
 THINK: Final = "<think>"
 END_THINK: Final = "</think>"
+BLOCKING_MESSAGES: Final = 500  # more of them are rendered beside the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,14 @@ def open_conversation(state: ServerState, body: Mapping[str, Any]) -> Conversati
     reads_thoughts = _reads_thoughts(fields, state.settings)
     prompt = _without_bos(state.ready.model, prompt)
     return Conversation(prompt, tools, template, is_thinking, reads_thoughts)
+
+
+async def opened(state: ServerState, body: Mapping[str, Any]) -> Conversation:
+    """`open_conversation`, beside the event loop where it takes long. Raises as it does."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(messages) > BLOCKING_MESSAGES:
+        return await asyncio.to_thread(open_conversation, state, body)
+    return open_conversation(state, body)
 
 
 async def tokens_of(model: Model, conversation: Conversation) -> list[int]:

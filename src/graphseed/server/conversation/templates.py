@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from graphseed.server.conversation.prompt import open_conversation
+from graphseed.server.conversation.prompt import opened
 from graphseed.server.dialects.chat_schemas import CONVERSATION
 from graphseed.server.state import ServerState
 from graphseed.server.wire.fields import json_body
@@ -28,6 +28,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/apply-template", **documented(_BODY, _ANSWER, "Render a conversation."))
     async def apply_template(request: Request) -> Response:
-        return json_reply({"prompt": open_conversation(state, await json_body(request)).prompt})
+        conversation = await opened(state, await json_body(request))
+        return json_reply({"prompt": conversation.prompt})
 
     return routes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphseed.server.conversation.messages import Call
-from graphseed.server.conversation.prompt import Conversation, open_conversation, tokens_of
+from graphseed.server.conversation.prompt import Conversation, opened, tokens_of
 from graphseed.server.conversation.reading import AnswerReader, Kind, Part
 from graphseed.server.conversation.tools import forced_form, form_beside_schema
 from graphseed.server.errors import InvalidRequest
@@ -103,7 +103,7 @@ class Turn:
 
 async def open_turn(state: ServerState, body: Mapping[str, Any]) -> Turn:
     """Check a body in OpenAI's form and make what it asks for. Raises RequestError and ApiError."""
-    conversation = open_conversation(state, body)
+    conversation = await opened(state, body)
     asked = parse(state, _with_usual_format(body))
     form = _form(conversation, asked)
     if form is not None:
@@ -138,7 +138,7 @@ async def read_turns(*turns: Turn) -> None:
 
 async def count_tokens(state: ServerState, body: Mapping[str, Any]) -> int:
     """Tokens of the prompt that a body in OpenAI's form makes. Raises as `open_turn`."""
-    return len(await tokens_of(state.ready.model, open_conversation(state, body)))
+    return len(await tokens_of(state.ready.model, await opened(state, body)))
 
 
 def _with_usual_format(body: Mapping[str, Any]) -> Mapping[str, Any]:

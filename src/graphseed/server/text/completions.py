@@ -71,7 +71,8 @@ def router(state: ServerState) -> APIRouter:
 async def _open(state: ServerState, body: dict[str, Any]) -> list[Telling]:
     """Every generation that a body asks for, checked, and not begun."""
     asked = parse(state, body)
-    prompts = await prompts_of(state.ready.model, body.get("prompt"))
+    served = state.ready
+    prompts = await prompts_of(served.model, served.engine.core.config, body.get("prompt"))
     generations = await open_generations(state, prompts, asked)
     return [Telling(state, one, asked, index) for index, one in enumerate(generations)]
 

@@ -12,6 +12,7 @@ import base64
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -158,22 +159,15 @@ async def _open(state: ServerState, fields: Fields) -> list[EngineRequest]:
     if given == []:
         raise InvalidRequest('"input" must not be empty')
     served = state.ready
-    config = served.engine.core.config
-    prompts = await prompts_of(served.model, _with_parts_joined(given))
-    room = config.num_parallel + config.max_waiting
-    if len(prompts) > room:
-        raise InvalidRequest(
-            f"the request has {len(prompts)} inputs; expected at most {room}, which is what this "
-            "server lets run and wait"
-        )
-    requests = []
-    for prompt in prompts:
-        try:
-            made = served.engine.core.embedding_request(prompt, state.settings.pooling)
-        except PromptTooLong as error:
-            raise InputTooLong(error.num_tokens, error.context_len) from None
+    core = served.engine.core
+    try:
+        prompts = await prompts_of(served.model, core.config, _with_parts_joined(given))
+        make = partial(core.embedding_request, pooling=state.settings.pooling)
+        requests = [make(prompt) for prompt in prompts]
+    except PromptTooLong as error:
+        raise InputTooLong(error.num_tokens, error.context_len) from None
+    for made in requests:
         made.set_deadline(state.settings.timeout_seconds)
-        requests.append(made)
     return requests
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from graphseed.engine import EngineConfig, PromptTooLong
 from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.state import ServerState
@@ -40,18 +41,25 @@ def decode(model: Model, ids: Iterable[int]) -> str:
     return text
 
 
-async def prompts_of(model: Model, value: Any) -> list[list[int]]:
+async def prompts_of(model: Model, config: EngineConfig, value: Any) -> list[list[int]]:
     """The prompts of a `prompt` field: a text, token ids, both mixed, an object, or a list of them.
 
     A text, and a mixed list that begins with one, get what the tokenizer puts around a whole text;
     token ids are taken as they are. An empty text is a BOS, where the model has one. Raises
-    InvalidRequest, and NotSupported for media.
+    InvalidRequest, PromptTooLong, and NotSupported for media; what can never run is not looked at
+    one by one, which would take the event loop's time.
     """
     if value is None:
         raise InvalidRequest("prompt is missing; expected a text, token ids, or a list of prompts")
-    if isinstance(value, list) and value and not _is_one_prompt(value):
-        return [await _prompt(model, item) for item in value]
-    return [await _prompt(model, value)]
+    if not isinstance(value, list) or not value or _is_one_prompt(value):
+        return [await _prompt(model, value, config.context_len)]
+    room = config.num_parallel + config.max_waiting
+    if len(value) > room:
+        raise InvalidRequest(
+            f"the request has {len(value)} prompts; expected at most {room}, which is what this "
+            "server lets run and wait"
+        )
+    return [await _prompt(model, item, config.context_len) for item in value]
 
 
 class Pieces:
@@ -140,7 +148,7 @@ def _encode(tokenizer: Any, text: str, adds_special: bool) -> list[int]:
     return ids
 
 
-async def _prompt(model: Model, value: Any) -> list[int]:
+async def _prompt(model: Model, value: Any, context_len: int) -> list[int]:
     """One prompt of any shape."""
     if isinstance(value, dict):
         fields = Fields(value)
@@ -155,6 +163,8 @@ async def _prompt(model: Model, value: Any) -> list[int]:
         raise wrong("prompt", value, "a text, token ids, or a list of prompts")
     if not value:
         raise wrong("prompt", value, "at least one token")
+    if len(value) >= context_len:  # each is a token, or a text of one or more
+        raise PromptTooLong(len(value), context_len)
     ids: list[int] = []
     for place, item in enumerate(value):
         if isinstance(item, str):

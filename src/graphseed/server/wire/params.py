@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 RANDOM_SEED: Final = 0xFFFF_FFFF  # -1 on the wire; as a server's default: each request draws
 MAX_STOPS: Final = 256
 MAX_CHOICES: Final = 128
+MAX_BIASED_TEXTS: Final = 1024  # of logit_bias: each is tokenised
 _SMALLEST_P: Final = 1e-9  # for top_p and typical_p of 0: the most likely token alone
 
 # What the engine applies, in its order. One that `samplers` leaves out is not applied.
@@ -150,9 +151,15 @@ def token_biases(model: Model, value: Any) -> tuple[tuple[int, float], ...]:
     else:
         raise wrong("logit_bias", value, "a list of [token, bias] pairs, or an object")
     pairs: list[tuple[int, float]] = []
+    num_texts = 0
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != 2:
             raise wrong("an entry of logit_bias", entry, "[token, bias]")
+        num_texts += isinstance(entry[0], str)
+        if num_texts > MAX_BIASED_TEXTS:
+            raise InvalidRequest(
+                f"logit_bias names more than {MAX_BIASED_TEXTS} texts; expected fewer, or token ids"
+            )
         bias = _bias(entry[1])
         pairs += [(token, bias) for token in _biased(model, entry[0])]
     return tuple(pairs)

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 ERROR_STATUSES: Final = {
     400: "The request cannot be understood or carried out as it is",
     401: "No API key, or a wrong one",
+    408: "The body did not come in the time that a request may take",
     413: "The body is too large",
     500: "It went wrong here, or the body is no JSON",
     501: "This model or this server cannot do it",
@@ -30,6 +31,15 @@ ERROR_SCHEMA: Final[dict[str, Any]] = {
                 "type": {"type": "string"},
             },
         }
+    },
+}
+_EVENT_SCHEMA: Final[dict[str, Any]] = {
+    "description": "one event of the stream, where the body asks for one",
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "event": {"type": "string"},
+        "data": {"type": "string", "description": "JSON; the last of OpenAI's is [DONE]"},
     },
 }
 
@@ -57,7 +67,7 @@ def documented(
     """
     content: dict[str, Any] = {"application/json": {"schema": answer}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"itemSchema": _EVENT_SCHEMA}
     errors: dict[int | str, dict[str, Any]] = {
         status: {
             "description": ERROR_STATUSES.get(status, "An error"),

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -155,6 +155,8 @@ class _EventStream(StreamingResponse):
                 event = await _next(self._events)
             if self._ends_with_done:
                 await self._send(send, DONE.encode())
+        except ClientDisconnect:  # nobody reads
+            raise
         except Exception as error:
             told = of_exception(error)
             if isinstance(told, Failed):
