@@ -184,6 +184,7 @@ def test_tools_limit_origins_to_this_machine_unless_they_are_named():
     [
         (["--sleep-idle-seconds", "0"], "--sleep-idle-seconds is 0; expected -1 (never)"),
         (["--sleep-idle-seconds", "5", "--record-plans", "f"], "--record-plans is 'f'"),
+        (["--slot-save-path", "/tmp", "--record-plans", "f"], "--record-plans is 'f'"),
         (["--max-body-bytes", "0"], "--max-body-bytes is 0"),
         (["--api-prefix", "x"], "--api-prefix is 'x'; expected /PATH"),
         (["--pooling", "rank"], "--pooling is 'rank'; expected one of mean, cls, last, none"),

@@ -275,7 +275,7 @@ class Engine:
             if id(request) in self._open or request.status is not Status.WAITING:
                 raise BadParameter("request", request.status.value, "one that was not handed in")
             if len(self._open) >= config.num_parallel + config.max_waiting:
-                raise QueueFull(len(self._open), config.max_waiting)
+                raise QueueFull(len(self._open) - config.num_parallel, config.max_waiting)
             self._open.add(id(request))
             self._inbox.put(partial(self._take_in, request, sink, kv_digest))
 

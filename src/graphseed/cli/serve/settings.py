@@ -40,6 +40,11 @@ def server_settings(args: ServeArgs) -> ServerSettings:
     if idle > 0 and args.record_plans:
         expected = "no --sleep-idle-seconds: each waking begins the file anew"
         raise BadParameter("--record-plans", args.record_plans, expected)
+    if args.slot_save_path and args.record_plans:
+        expected = (
+            "no --slot-save-path: K/V out of a slot file is in no plan, so no replay proves it"
+        )
+        raise BadParameter("--record-plans", args.record_plans, expected)
     return ServerSettings(
         host=args.host,
         port=args.port,
