@@ -1,14 +1,16 @@
 """A small server for tests: a real engine on a tiny random model, behind the real application."""
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
@@ -85,6 +87,24 @@ def small_server(settings: ServerSettings | None = None, **sizes: int) -> Iterat
     app = create_app(state, Lifecycle(state, ledger=ledger))
     with state.served.engine:
         yield Small(state, ledger, app, TestClient(app))
+
+
+def leave_when(url: str, body: dict[str, Any], is_due: Callable[[], bool]) -> None:
+    """Post a request and close the connection once `is_due`, however long that takes here.
+
+    A time after which to leave would be too short on a busy machine and too long on a fast one.
+    """
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            asked = asyncio.create_task(client.post(url, json=body))
+            while not is_due():
+                assert not asked.done(), "it was answered before its client left"
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            await asyncio.wait([asked])
+
+    asyncio.run(ask())
 
 
 @contextlib.contextmanager
