@@ -83,7 +83,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="0: off")
     parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="0: off")
     parser.add_argument(
-        "-l", "--logit-bias", action="append", default=[], type=_bias, metavar="ID(+/-)BIAS",
+        "-l", "--logit-bias", action="append", default=[], type=parse_bias, metavar="ID(+/-)BIAS",
         help="make a token more or less likely, e.g. 15043+1 or 15043-inf",
     )  # fmt: skip
     parser.add_argument("-s", "--seed", type=int, default=-1, help="-1: random (default)")
@@ -94,7 +94,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end of sequence")
 
 
-def _bias(text: str) -> tuple[int, float]:
+def parse_bias(text: str) -> tuple[int, float]:
     """Parse llama.cpp's TOKEN_ID(+/-)BIAS."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", text)
     if found is None or found[2] == "+inf":

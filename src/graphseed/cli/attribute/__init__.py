@@ -7,7 +7,6 @@ is shown in report.
 """
 
 import argparse
-import json
 import logging
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from graphseed.capture import GraphseedError, Selection
 from graphseed.cli import options
+from graphseed.cli.records import append_record, check_writable
 
 if TYPE_CHECKING:
     from graphseed.measure.attribute.attribution import ChunkGrid, Profiled
@@ -101,7 +101,7 @@ def execute(args: argparse.Namespace) -> int:
     """Run the command: 0, or 1 where a chunk was not replayed. Raises GraphseedError."""
     _check_together(args)
     for flag, path in (("--json", args.json), ("--trace", args.trace)):
-        _check_writable(flag, path)
+        check_writable(flag, path)
     return _sample(args) if args.pid else _attribute(args)
 
 
@@ -139,7 +139,7 @@ def _attribute(args: argparse.Namespace) -> int:
     if args.trace is not None:
         logger.info("trace of one chunk in %s", args.trace)
     if args.json is not None:
-        _append(args.json, report.as_record(model, driver, grid, gap, cells, sentences))
+        append_record(args.json, report.as_record(model, driver, grid, gap, cells, sentences))
     return 1 if any(cell.multiple is None for cell in cells) else 0
 
 
@@ -239,7 +239,7 @@ def _sample(args: argparse.Namespace) -> int:
     processes = sample_processes(args.pid, seconds)
     report.print_samples(processes, seconds)
     if args.json is not None:
-        _append(args.json, report.samples_record(processes, seconds))
+        append_record(args.json, report.samples_record(processes, seconds))
     return 0
 
 
@@ -262,18 +262,6 @@ def _check_together(args: argparse.Namespace) -> None:
         raise BadParameter("--pid", args.pid, "ids of different running graphseed processes")
     if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise BadParameter("--seconds", args.seconds, f"1 to {MAX_SECONDS} seconds")
-
-
-def _check_writable(flag: str, path: Path | None) -> None:
-    from graphseed.engine import BadParameter
-
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise BadParameter(flag, str(path), f"a file to write ({error})") from None
 
 
 def _numbers(flag: str, text: str) -> tuple[int, ...]:
@@ -305,9 +293,3 @@ def _progress(what: str, num_steps: int, is_quiet: bool) -> "Iterator[Callable[[
             bar.update(task, advance=1, description=f"{what}: {text}")
 
         yield watch
-
-
-def _append(path: Path, record: dict[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(record) + "\n")
-    logger.info("result appended to %s", path)

@@ -6,7 +6,6 @@ load's.
 """
 
 import argparse
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from graphseed.cli import options
 from graphseed.cli.bench import flags, load
 from graphseed.cli.bench.flags import BenchRequest
+from graphseed.cli.records import append_record
 
 if TYPE_CHECKING:
     from graphseed.capture import Driver
@@ -67,9 +67,7 @@ def execute(args: argparse.Namespace) -> int:
             del model  # the next one may need its memory
             done.append((subject, rows))
             if request.json is not None:
-                with request.json.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(output.record(subject, rows)) + "\n")
-                logger.info("result appended to %s", request.json)
+                append_record(request.json, output.record(subject, rows))
     if request.plot is not None:
         draw(request.plot, done)
         logger.info("drawn in %s", request.plot)

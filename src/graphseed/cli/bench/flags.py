@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from graphseed.cli.bench import load
+from graphseed.cli.records import check_writable
 
 if TYPE_CHECKING:
     from graphseed.measure.bench.grid import BenchTest
@@ -249,16 +250,3 @@ def _check_plot(path: Path, groups: "Sequence[Sequence[BenchTest]]") -> None:
         expected = f"two or more prompt lengths to draw over (-p 64,512), got {len(lens)}"
         raise BadParameter("--plot", str(path), expected)
     require_library()
-
-
-def check_writable(flag: str, path: Path | None) -> None:
-    """Raise BadParameter where a file that was asked for cannot be written."""
-    from graphseed.engine import BadParameter
-
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise BadParameter(flag, str(path), f"a file to write ({error})") from None

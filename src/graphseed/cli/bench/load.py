@@ -5,8 +5,6 @@ shown in load_report. The other flags of `graphseed bench` are read, not owned.
 """
 
 import argparse
-import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from graphseed.capture import Selection
 from graphseed.cli import options
+from graphseed.cli.records import append_record, check_writable
 
 if TYPE_CHECKING:
     from graphseed.capture import Driver
@@ -26,8 +25,6 @@ DEFAULT_POLICIES: Final = "off,seed,resident"
 DEFAULT_PROMPT_LENS: Final = "16,32,96,128,384,512,1024,2048"
 OUTPUTS: Final = ("md", "json", "jsonl")
 NUM_PROVEN: Final = 32  # requests that run once more with their plans on record
-
-logger = logging.getLogger("graphseed.bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +90,7 @@ def execute(args: argparse.Namespace) -> int:
     findings = report.print_report(settings, results)
     if settings.json is not None:
         record = report.as_record(model, driver, settings, results, findings)
-        with settings.json.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record) + "\n")
-        logger.info("result appended to %s", settings.json)
+        append_record(settings.json, record)
     return 0 if all(result.proof.is_equal for result in results) else 1
 
 
@@ -155,7 +150,7 @@ def checked(args: argparse.Namespace) -> LoadSettings:
     output = _sole("-o", args.output, OUTPUTS[0])
     if output not in OUTPUTS:
         raise BadParameter("-o", output, f"{', '.join(OUTPUTS)} with --load")
-    flags.check_writable("--json", args.json)
+    check_writable("--json", args.json)
     return LoadSettings(
         _policies(args.policies), clients, num_requests, num_parallel, context_len, num_ubatch,
         prompt_lens, num_new_tokens, output, args.json,

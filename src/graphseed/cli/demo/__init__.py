@@ -5,8 +5,6 @@ measured is in measure/demo.py, how it is shown in report.
 """
 
 import argparse
-import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from graphseed.capture import Selection
 from graphseed.cli import options
+from graphseed.cli.records import append_record, check_writable
 from graphseed.measure.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ QUESTION: Final = (
 # Prompt length where the text can be repeated without meaning lost: random weights.
 RANDOM_PROMPT_TOKENS: Final = 8192
 CPU_RANDOM_PROMPT_TOKENS: Final = 1024
-
-logger = logging.getLogger("graphseed.demo")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +78,7 @@ def execute(args: argparse.Namespace) -> int:
             )
     findings = report.print_report(model, driver, runs)
     if args.json is not None:
-        _append(args.json, report.as_record(model, driver, config, runs, findings))
+        append_record(args.json, report.as_record(model, driver, config, runs, findings))
     return 1 if findings else 0
 
 
@@ -98,12 +95,7 @@ def _checked(args: argparse.Namespace) -> list[str]:
         raise BadParameter("-n", args.predict, "at least 1 new token")
     if args.prompt_tokens < 0:
         raise BadParameter("--prompt-tokens", args.prompt_tokens, "0 (the text once) or more")
-    if args.json is not None:
-        try:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise BadParameter("--json", str(args.json), f"a file to write ({error})") from None
+    check_writable("--json", args.json)
     return names
 
 
@@ -132,9 +124,3 @@ def _printer() -> "Callable[[Delta], None]":
             print("\n")
 
     return show
-
-
-def _append(path: Path, record: dict[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(record) + "\n")
-    logger.info("result appended to %s", path)

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from graphseed.cli.options import _bias as parse_bias
+from graphseed.cli.options import parse_bias
 from graphseed.cli.serve.flags import ServeArgs
 from graphseed.engine import BadParameter, EngineConfig, Pooling, SamplingParams
 from graphseed.engine.config import resolve

@@ -5,8 +5,6 @@ how it is shown report's.
 """
 
 import argparse
-import json
-import logging
 import secrets
 import sys
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from graphseed.capture import Selection
 from graphseed.cli import options
+from graphseed.cli.records import append_record, check_writable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "Prove on this model and device that every policy computes the same bytes."
 POLICIES: Final = "off,seed,resident"
-
-logger = logging.getLogger("graphseed.verify")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +87,7 @@ def execute(args: argparse.Namespace) -> int:
     findings = report.print_report(result, against)
     if args.json is not None:
         record = report.as_record(model, driver, result, against, findings)
-        with args.json.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record) + "\n")
-        logger.info("result appended to %s", args.json)
+        append_record(args.json, record)
     return 1 if findings else 0
 
 
@@ -113,12 +108,7 @@ def _checked(args: argparse.Namespace) -> "VerifySettings":
         context_len=args.ctx_size, seed=secrets.randbits(32) if args.seed == -1 else args.seed,
         keeps_reads=args.against == "hf",
     )  # fmt: skip
-    if args.json is not None:
-        try:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise BadParameter("--json", str(args.json), f"a file to write ({error})") from None
+    check_writable("--json", args.json)
     return settings
 
 
