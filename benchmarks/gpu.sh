@@ -11,6 +11,7 @@
 #     families      verify, attribute and bench of every model in $MODELS
 #     peers         who else runs a prompt, for $MODELS; LLAMA_BENCH names llama.cpp's llama-bench,
 #                   and $GGUF_DIR holds MODEL.gguf (benchmarks/peers/random_gguf.py)
+#     over_http     what a client of the server waits for, for $MODELS (needs the serve extra)
 #     smoke         one short call of each measuring command, to see that they work
 set -u
 out=$1
@@ -76,6 +77,13 @@ run_peers() {
         fi
         TAIL=24 said 400 "peers_$model" python3 benchmarks/peers.py -m "random:$model" \
             --device cuda $llama --json "$out/peers.jsonl"
+    done
+}
+
+run_over_http() {
+    for model in ${MODELS:-smollm2-135m}; do
+        TAIL=24 said 300 "over_http_$model" python3 benchmarks/over_http.py -m "random:$model" \
+            --device cuda ${OVER_HTTP_FLAGS:-} --logs "$out" --json "$out/over_http.jsonl"
     done
 }
 

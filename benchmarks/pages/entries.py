@@ -17,6 +17,7 @@ ENTRIES: Mapping[str, Callable[[Run, DecodeRatios], Entry]] = {
     "long_prompt": entries_engine.long_prompt,
     "many": entries_engine.many,
     "load": entries_engine.load,
+    "over_http": entries_engine.over_http,
     "attribute": entries_steps.attribute,
     "bench": entries_steps.bench,
     "verify": entries_steps.verify,

@@ -1,6 +1,6 @@
 """Entries of what ran through the engine: whole requests.
 
-Owns the tables of demo, long_prompt, many and load.
+Owns the tables of demo, long_prompt, many, load and over_http.
 """
 
 import statistics
@@ -148,6 +148,59 @@ def load(run: Run, ratios: DecodeRatios) -> Entry:
     )
 
 
+def over_http(run: Run, ratios: DecodeRatios) -> Entry:
+    """What a client of the server waits for, and what HTTP adds to Engine.stream."""
+    rows = []
+    for line in run.lines:
+        off = _off_of(run.lines, line) or {}
+        rate, is_alone = "decode_tokens_per_second", "added_ms" in line
+        rows.append(
+            (
+                line["policy"],
+                str(line["clients"]),
+                f"{line['prompt_tokens']:,}",
+                number(line["ttft_ms"], 2),
+                multiple(ratio(off.get("ttft_ms"), line["ttft_ms"])),
+                number(line["queue_ms"], 2),
+                number(line["prompt_ms"], 2),
+                number(line["stream_ttft_ms"], 2) if is_alone else NOT_MEASURED,
+                number(line["added_ms"], 2) if is_alone else NOT_MEASURED,
+                number(line["all_prompt_tokens_per_second"]),
+                number(line[rate], 1),
+                multiple(ratio(line[rate], off.get(rate)), NOT_MEASURED),
+                percent(line["hit_rate"]),
+            )
+        )
+    columns = (
+        "policy", "clients", "prompt tokens", "first token ms", "x off", "queue ms", "prompt ms",
+        "Engine.stream ms", "HTTP adds ms", "prompt tok/s of all", "decode tok/s", "decode x off",
+        "prompt replayed",
+    )  # fmt: skip
+    alone = [line for line in run.lines if "added_ms" in line]
+    equal = bytes_said(
+        all(line["equal_answers"] and line["equal_to_off"] for line in alone) if alone else None
+    )
+    most = max((line["added_ms"] for line in alone), default=None)
+    added = f"HTTP adds at most {most:.2f} ms; " if most is not None else ""
+    body = [
+        f"{run.first['new_tokens']} new tokens for each prompt, {run.first['requests']} prompts a "
+        "load, token ids in the body, server and clients on one machine over loopback.",
+        "",
+        *table(columns, rows),
+        "",
+        "Tokens of one client's answers, over HTTP against Engine.stream and over policies: "
+        f"{equal}.",
+    ]
+    return Entry(
+        body,
+        "a network, TLS, and turning text into tokens. These are medians over the requests of one "
+        "load; `HTTP adds` is the difference of two medians and as uncertain as both. Under `seed` "
+        "a prompt of one chunk never meets its own graph again: decoding after it releases the "
+        "graph, and the next prompt pays for another capture.",
+        f"{added}answers {equal}",
+    )
+
+
 def _medians(row: dict[str, Any]) -> dict[str, Any]:
     """The figures of a load's row, of those that are spreads their medians."""
     names = ("queue_ms", "prompt_ms", "ttft_ms", "decode_tokens_per_second")
@@ -157,9 +210,10 @@ def _medians(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _off_of(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
-    """Policy off at the same number of clients."""
+    """Policy off at the same number of clients, and the same length where that is fixed."""
+    same = ("clients", "prompt_tokens")
     for other in rows:
-        if other["policy"] == "off" and other["clients"] == row["clients"]:
+        if other["policy"] == "off" and all(other.get(name) == row.get(name) for name in same):
             return other
     return None
 

@@ -6,12 +6,13 @@ command line composes its own; everything that runs is below.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from graphseed.capture import LogLines, read_selectors
 from graphseed.drivers import open_driver
 from graphseed.engine import Engine as EngineThread
-from graphseed.engine import EngineConfig, EngineCore, Request, SamplingParams
+from graphseed.engine import EngineConfig, EngineCore, ModelCannot, Request, SamplingParams
 from graphseed.models import Model, load_model
 
 Prompt = str | Iterable[int] | Sequence[Mapping[str, str]]
@@ -37,8 +38,9 @@ class Engine(EngineThread):
         driver = open_driver(device)
         if isinstance(model, str):
             model = load_model(
-                model, device=driver.device, dtype=dtype, bf16_is_fast=driver.computes_bf16_fast
-            )
+                model, device=driver.device, dtype=dtype, bf16_is_fast=driver.computes_bf16_fast,
+                takes_rerankers=True,
+            )  # fmt: skip
         self.model = model
         core = EngineCore(model, driver, config, selection)
         core.log.subscribe(LogLines())
@@ -70,3 +72,21 @@ class Engine(EngineThread):
         if isinstance(prompts, str):
             raise TypeError(f"prompts is the text {prompts[:40]!r}; expected a list of prompts")
         return super().generate([self.encode(p) for p in prompts], params, progress=progress)
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, progress: bool = False
+    ) -> list[float]:
+        """Score each of the documents with a query: the higher, the better; in their order.
+
+        For a reranker alone. A score is what the model's head says, without a sigmoid; `model.pair`
+        says how query and document become a prompt. Raises ModelCannot for another kind of model,
+        and the first error of a request, once the others were cancelled.
+        """
+        if isinstance(documents, str):
+            raise TypeError(f"documents is the text {documents[:40]!r}; expected a list of texts")
+        if self.model.can_generate:
+            raise ModelCannot(self.model.name, self.model.kind)
+        prompts = [self.model.pair(query, document) for document in documents]
+        makers = [partial(self.core.score_request, prompt) for prompt in prompts]
+        scores = [request.score for request in self.run(makers, progress=progress)]
+        return [score for score in scores if score is not None]

@@ -30,7 +30,12 @@ def driver_of(device: str) -> Driver:
 @functools.cache
 def model_of(preset: str, device: str, dtype: str) -> Model:
     return load_model(
-        f"random:{preset}", device=device, dtype=dtype, bf16_is_fast=True, progress=False
+        f"random:{preset}",
+        device=device,
+        dtype=dtype,
+        bf16_is_fast=True,
+        progress=False,
+        takes_rerankers=True,
     )
 
 

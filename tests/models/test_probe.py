@@ -347,7 +347,9 @@ def _state(module: Any) -> list[tuple[str, dict[str, int]]]:
 
 @pytest.mark.parametrize("preset", [name for name in PRESET_NAMES if name.startswith("tiny-")])
 def test_a_supported_model_is_untouched_by_probing(preset: str) -> None:
-    module = load_model(f"random:{preset}", device="cpu", bf16_is_fast=False).module
+    module = load_model(
+        f"random:{preset}", device="cpu", bf16_is_fast=False, takes_rerankers=True
+    ).module
     assert not _holds_fake(module)
     if preset == "tiny-qwen3-moe":  # what loading probes with
         module.set_experts_implementation(PROBE_EXPERTS)

@@ -16,7 +16,7 @@ from graphseed.models.presets import PRESET_NAMES, preset_config
 from graphseed.models.random_weights import random_module
 from tests.models.causal import CausalAttention
 
-_TINY = [name for name in PRESET_NAMES if name.startswith("tiny-")]
+_TINY = [n for n in PRESET_NAMES if n.startswith("tiny-") and not n.endswith("-reranker")]
 _CPU = torch.device("cpu")
 _SIZES: dict[str, Any] = {
     "vocab_size": 300,

@@ -30,7 +30,12 @@ SELECTIONS = {
 @functools.cache
 def model_of(preset: str) -> Model:
     return load_model(
-        f"random:{preset}", device="cpu", dtype="fp32", bf16_is_fast=False, progress=False
+        f"random:{preset}",
+        device="cpu",
+        dtype="fp32",
+        bf16_is_fast=False,
+        progress=False,
+        takes_rerankers=True,
     )
 
 

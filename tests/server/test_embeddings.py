@@ -1,4 +1,4 @@
-"""/v1/embeddings and /embedding, and what /rerank answers."""
+"""/v1/embeddings and /embedding."""
 
 import asyncio
 import base64
@@ -255,25 +255,3 @@ def test_embeddings_are_the_same_under_every_policy(make_server, policy):
     for _ in range(2):
         got = vectors(server.post("/v1/embeddings", {"input": texts}))
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
-def test_a_causal_model_reranks_nothing_and_says_so(server, path):
-    for name in ("documents", "texts"):
-        refused = error(server.post(path, {"query": "q", name: ["a", "b"], "top_n": 1}), 501)
-        assert refused["type"] == "not_supported_error"
-        assert "classification head" in refused["message"]
-
-
-@pytest.mark.parametrize("documents", [[], None, 123, [1, 2, 3], "text"])
-def test_documents_that_are_none_are_refused_first(server, documents):
-    assert (
-        "documents"
-        in error(server.post("/rerank", {"query": "q", "documents": documents}), 400)["message"]
-    )
-
-
-def test_a_query_is_needed_to_rerank(server):
-    assert "query" in error(server.post("/rerank", {"documents": ["a"]}), 400)["message"]
-    error(server.post("/rerank", {"query": 7, "documents": ["a"]}), 400)
-    error(server.post("/rerank", {"query": "q", "documents": ["a"], "top_n": -1}), 400)

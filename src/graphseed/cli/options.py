@@ -102,7 +102,9 @@ def parse_bias(text: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def load(args: argparse.Namespace, selection: Selection) -> Loaded:
+def load(
+    args: argparse.Namespace, selection: Selection, *, takes_rerankers: bool = False
+) -> Loaded:
     """Open the driver and make the model ready. Raises GraphseedError."""
     from graphseed.drivers import open_driver
     from graphseed.models.load import load_model
@@ -113,6 +115,7 @@ def load(args: argparse.Namespace, selection: Selection) -> Loaded:
         device=driver.device,
         dtype=args.dtype,
         bf16_is_fast=driver.computes_bf16_fast,
+        takes_rerankers=takes_rerankers,
     )
     return Loaded(driver, model, selection)
 

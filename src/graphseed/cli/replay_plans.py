@@ -26,7 +26,7 @@ def execute(args: argparse.Namespace) -> int:
     header = record.read_header(args.file)
     args.model = args.model or header["model"]
     args.dtype = header["dtype"] if args.dtype == "auto" else args.dtype
-    loaded = options.load(args, Selection())
+    loaded = options.load(args, Selection(), takes_rerankers=True)
     report = record.replay(args.file, loaded.model, loaded.driver)
     print(f"model: {args.model} on {loaded.driver.device}, recorded on {header['device']}")
     print(f"steps: {report.num_steps}, logits differ in {len(report.differing_steps)}")

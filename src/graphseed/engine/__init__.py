@@ -13,6 +13,7 @@ from graphseed.engine.errors import (
     DeviceMemoryError,
     EmptyPrompt,
     EngineBusy,
+    ModelCannot,
     NotFinite,
     PromptTooLong,
     QueueFull,
@@ -24,6 +25,6 @@ from graphseed.engine.request import FinishReason, Pooling, Request, SamplingPar
 __all__ = [
     "BadParameter", "BadToken", "Cancelled", "DeadlineExceeded", "Delta", "DeviceMemoryError",
     "EmptyPrompt", "Engine", "EngineBusy", "EngineConfig", "EngineCore", "FinishReason",
-    "Grammar", "Handle", "NotFinite", "Pooling", "PromptTooLong", "QueueFull", "Request",
-    "RequestError", "SamplingParams", "Status",
+    "Grammar", "Handle", "ModelCannot", "NotFinite", "Pooling", "PromptTooLong", "QueueFull",
+    "Request", "RequestError", "SamplingParams", "Status",
 ]  # fmt: skip

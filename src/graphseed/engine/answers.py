@@ -52,7 +52,7 @@ class Answers:
         """Let a request wait for its turn. Raises QueueFull."""
         self._scheduler.add(request)
         if request.pooling is not None:
-            self._open[id(request)] = Embedding(request)
+            self._open[id(request)] = Embedding(request, self._model.scores)
             return
         self._open[id(request)] = Answer(
             request, context_len, self._model.eos_ids, self._model.decode, is_digesting

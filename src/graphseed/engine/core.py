@@ -27,12 +27,12 @@ from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.answers import Answers
 from graphseed.engine.blocks import BlockPool, BlockTable
 from graphseed.engine.config import EngineConfig, resolve
-from graphseed.engine.errors import BadParameter, EngineBusy, PromptTooLong
+from graphseed.engine.errors import BadParameter, EngineBusy, ModelCannot, PromptTooLong
 from graphseed.engine.grammar import Grammar
 from graphseed.engine.guard import DeviceGuard
 from graphseed.engine.kv import KvMemory, bytes_per_token
 from graphseed.engine.penalties import check_biases
-from graphseed.engine.plan import SequencePart, StepPlan
+from graphseed.engine.plan import Reads, SequencePart, StepPlan
 from graphseed.engine.request import Pooling, Request, SamplingParams, Status, checked_prompt
 from graphseed.engine.scheduler import Batch, Scheduler, Sequence
 from graphseed.engine.settling import Settler
@@ -103,11 +103,12 @@ class EngineCore:
         table = BlockTable(self.pool, self.config.max_blocks)
         table.grow(1)
         part = SequencePart(np.zeros(1, dtype=np.int32), 0, table)
+        reads = Reads.LOGITS if self.model.can_generate else Reads.HIDDEN
         try:
             for namespace, capacity in (
                 (Namespace.PROMPT, self.config.num_ubatch), (Namespace.DECODE, 1),
             ):  # fmt: skip
-                plan = StepPlan(namespace, capacity, (part,))
+                plan = StepPlan(namespace, capacity, (part,), reads=reads)
                 self._guard.run("the warm-up", partial(self.runner.run_direct, plan))
         finally:
             table.close()
@@ -123,6 +124,8 @@ class EngineCore:
 
         `prompt_ids` is any iterable of whole numbers. Raises RequestError when it cannot run here.
         """
+        if not self.model.can_generate:
+            raise ModelCannot(self.model.name, self.model.kind)
         ids = checked_prompt(prompt_ids, self.config.context_len, self.model.vocab_size)
         params = params or SamplingParams()
         check_biases(params, self.model.vocab_size)
@@ -137,6 +140,17 @@ class EngineCore:
             raise BadParameter("embeds", False, "an engine that was made with it (--embeddings)")
         ids = checked_prompt(prompt_ids, self.config.context_len, self.model.vocab_size)
         return Request(ids, SamplingParams(), pooling=pooling)
+
+    def score_request(self, prompt_ids: Iterable[int]) -> Request:
+        """Check a prompt whose score is asked for: a reranker's, of its last token (`model.pair`).
+
+        May be called on any thread. Raises RequestError when it cannot run here.
+        """
+        if self.model.can_generate:
+            raise ModelCannot(self.model.name, self.model.kind)
+        request = self.embedding_request(prompt_ids, Pooling.LAST)
+        request.is_scored = True
+        return request
 
     def submit(self, request: Request, kv_digest: bool = False) -> None:
         """Let a request wait for its turn. Raises RequestError: QueueFull, or what it asks for."""
@@ -317,17 +331,9 @@ class EngineCore:
                     self.settle()  # idle: it delays nobody
 
     def _run(self, batch: Batch) -> torch.Tensor:
-        parts = tuple(
-            SequencePart(
-                np.asarray(p.sequence.tokens[p.start : p.start + p.num_tokens], dtype=np.int32),
-                p.start, p.sequence.table,
-            )
-            for p in batch.parts
-        )  # fmt: skip
-        plan = StepPlan(batch.namespace, batch.capacity, parts, batch.seq_capacity, batch.reads)
         what = f"a {batch.namespace.value} step"
         before = self._prompt_counts()
-        output = self._guard.run(what, partial(self.runner.run, plan, self.observer))
+        output = self._guard.run(what, partial(self.runner.run, batch.plan(), self.observer))
         if batch.namespace is Namespace.PROMPT:
             num_seeded, num_replayed = (
                 after - was for after, was in zip(self._prompt_counts(), before, strict=True)
@@ -356,6 +362,8 @@ class EngineCore:
             self._answers.keep([Delta(request, num_prompt_done=num_done)])
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
+        if not self.model.can_generate:  # hidden states are all that its steps have
+            config = replace(config, embeds=True)
         return resolve(
             config,
             model_context_len=self.model.context_len,

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
@@ -137,7 +137,7 @@ class Engine:
         return self.start(self._request(prompt_ids, params, seconds, grammar), kv_digest=kv_digest)
 
     def start(self, request: Request, *, kv_digest: bool = False) -> Handle:
-        """Hand in a request that the core made (`core.request`, `core.embedding_request`).
+        """Hand in a request that the core made (`core.request`, `embedding_request`, ...).
 
         Raises BadParameter for one that was handed in before, QueueFull, Closed.
         """
@@ -202,14 +202,24 @@ class Engine:
 
         The first error of a request is raised, once the others were cancelled.
         """
+        makers = [partial(self._request, prompt, params, None, None) for prompt in prompts]
+        return self.run(makers, progress=progress)
+
+    def run(
+        self, makers: Sequence[Callable[[], Request]], *, progress: bool = False
+    ) -> list[Request]:
+        """Run a request of each maker together and return them, finished, in their order.
+
+        A maker is called when its request is handed in, again where the queue was full. The first
+        error of a request is raised, once the others were cancelled.
+        """
         handles: list[Handle] = []
-        wanted = list(prompts)
         try:
-            for number in _shown(range(len(wanted)), progress):
+            for number in _shown(range(len(makers)), progress):
                 # As many as may wait are handed in ahead of the one that is read.
-                while len(handles) < len(wanted):
+                while len(handles) < len(makers):
                     try:
-                        handles.append(self.submit(wanted[len(handles)], params))
+                        handles.append(self.start(makers[len(handles)]()))
                     except QueueFull:
                         if number < len(handles):
                             break

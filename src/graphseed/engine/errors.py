@@ -6,6 +6,7 @@ GraphseedError
 |   |-- PromptTooLong
 |   |-- BadToken            a token id that is no whole number, or not one of the model's
 |   |-- BadParameter        a sampling or engine parameter is out of its range
+|   |-- ModelCannot         the model has not the head for it
 |   |-- QueueFull           as many requests wait for a slot as may
 |   `-- NothingAllowed      bias and grammar leave no token to choose
 |-- DeviceMemoryError       the device has too little memory; names what was asked and is free
@@ -14,6 +15,7 @@ GraphseedError
 """
 
 from graphseed.capture.errors import GraphseedError
+from graphseed.models.heads import ModelKind
 
 
 class RequestError(GraphseedError, ValueError):
@@ -60,6 +62,17 @@ class BadParameter(RequestError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         super().__init__(f"{name} is {value!r}; expected {expected}")
+
+
+class ModelCannot(RequestError):
+    """The model has no head for what is asked; another kind of model has."""
+
+    def __init__(self, name: str, kind: ModelKind) -> None:
+        if kind is ModelKind.CAUSAL:
+            lacks = "cannot rerank: it has no classification head; take a reranker"
+        else:
+            lacks = "cannot generate: it has no head for a next token; take a causal model"
+        super().__init__(f"{name} is a {kind.value} and {lacks}")
 
 
 class QueueFull(RequestError):

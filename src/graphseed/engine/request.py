@@ -39,7 +39,7 @@ EDGES: Final[dict[Status, frozenset[Status]]] = {
 
 
 class Pooling(Enum):
-    """What becomes of a prompt's hidden states where an embedding is asked for."""
+    """What becomes of a prompt's hidden states where an embedding or a score is asked for."""
 
     MEAN = "mean"
     CLS = "cls"  # the first token's
@@ -208,8 +208,10 @@ class Request:
     wanted_slot: int | None = None  # it waits for this one; None: takes any
     slot: int | None = None  # that it was given first
     observations: Observations = field(default_factory=Observations)
-    pooling: Pooling | None = None  # asked for an embedding, and for no token
+    pooling: Pooling | None = None  # asked for an embedding or a score, and for no token
     embedding: tuple[tuple[float, ...], ...] | None = None  # one row, or one for each token (NONE)
+    is_scored: bool = False  # the pooled row goes through the model's head in place of being told
+    score: float | None = None
 
     @property
     def num_tokens(self) -> int:

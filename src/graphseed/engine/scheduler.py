@@ -26,12 +26,14 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
+
 from graphseed.capture.identity import Namespace
 from graphseed.engine.blocks import BlockPool, BlockTable, OutOfBlocks
 from graphseed.engine.chunks import capacity_of
 from graphseed.engine.config import EngineConfig
 from graphseed.engine.errors import BadParameter, QueueFull
-from graphseed.engine.plan import Reads
+from graphseed.engine.plan import Reads, SequencePart, StepPlan
 from graphseed.engine.request import Request
 
 
@@ -80,6 +82,15 @@ class Batch:
     seq_capacity: int  # sequences, padding included
     parts: tuple[Part, ...]  # in order of arrival
     reads: Reads = Reads.LOGITS
+
+    def plan(self) -> StepPlan:
+        """What to run, as a value; its tables are the sequences' own."""
+        parts = tuple(
+            SequencePart(np.asarray(tokens, dtype=np.int32), part.start, part.sequence.table)
+            for part in self.parts
+            for tokens in [part.sequence.tokens[part.start : part.start + part.num_tokens]]
+        )
+        return StepPlan(self.namespace, self.capacity, parts, self.seq_capacity, self.reads)
 
 
 class Scheduler:

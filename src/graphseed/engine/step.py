@@ -70,8 +70,9 @@ class StepRunner:
         self.identity_hook: IdentityHook | None = None  # for tests of what a bad identity costs
         self.staging = Staging(config, model.device, driver)
         # float32: wide enough for every model dtype, so one buffer serves samplers and digests.
+        num_rows = config.num_parallel if model.can_generate else 0
         self.logits = torch.zeros(
-            config.num_parallel, model.vocab_size, dtype=torch.float32, device=model.device
+            num_rows, model.vocab_size, dtype=torch.float32, device=model.device
         )
         rows = config.num_ubatch if config.embeds else 0
         self.hidden = torch.zeros(rows, model.hidden_size, dtype=torch.float32, device=model.device)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from graphseed.models.errors import ModelError, ModelUnsupported
 from graphseed.models.experts import PROBE_EXPERTS
+from graphseed.models.heads import auto_class, kind_of_folder
 from graphseed.models.phases import quiet_transformers
 from graphseed.models.random_weights import is_out_of_memory, out_of_memory
 
@@ -19,7 +20,7 @@ from graphseed.models.random_weights import is_out_of_memory, out_of_memory
 def load_folder(
     folder: Path, attention: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any]:
-    """Load a causal model and its tokenizer from a folder; returns (module, tokenizer).
+    """Load a causal model or a reranker, and its tokenizer; returns (module, tokenizer).
 
     Raises ModelUnsupported for a kind of model that transformers or graphseed does not run, and
     ModelError for a folder that is broken or weights that do not fit.
@@ -51,23 +52,24 @@ def _load_tokenizer(folder: Path) -> Any:
 def _load_weights(folder: Path, attention: str, dtype: torch.dtype) -> Any:
     import transformers
 
+    where: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        module, info = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(folder, **where)
+        module, info = auto_class(config).from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention,
             experts_implementation=PROBE_EXPERTS,
-            local_files_only=True,
-            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are told below, by name
+            **where,
         )
     except (OSError, SafetensorError) as error:  # no weights, or a file that is cut short
         raise ModelError(f"{folder} cannot be read: {_first_line(error)}") from error
     except (ValueError, ImportError, KeyError, AttributeError) as error:
         raise ModelUnsupported(
-            f"transformers {transformers.__version__} does not load it as a causal model: "
-            f"{_first_line(error)}"
+            f"transformers {transformers.__version__} does not load it as a "
+            f"{kind_of_folder(folder).value}: {_first_line(error)}"
         ) from error
     require_all_weights(info, str(folder))
     return module

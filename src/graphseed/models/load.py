@@ -16,6 +16,7 @@ from graphseed.models.cache import default_cache_dir
 from graphseed.models.errors import ModelError, ModelUnsupported
 from graphseed.models.experts import PROBE_EXPERTS, choose_experts
 from graphseed.models.folder import load_folder
+from graphseed.models.heads import ModelKind, is_reranker, kind_of, kind_of_folder
 from graphseed.models.model import Model, eos_ids_of, sampling_defaults_of
 from graphseed.models.phases import Phases, quiet_transformers
 from graphseed.models.presets import preset_config
@@ -44,13 +45,15 @@ def load_model(
     progress: bool = True,
     cache_dir: Path | None = None,
     offline: bool | None = None,
+    takes_rerankers: bool = False,
 ) -> Model:
     """Find the model of a name and make it ready on `device`.
 
     `dtype` auto is bf16 where `bf16_is_fast`, else fp32. `seed` draws the weights of a `random:`
     name and means nothing else. `offline` keeps from the network; None leaves the hub to
-    HF_HUB_OFFLINE. Raises ModelNotFound, ModelUnsupported, or ModelError for what else prevents
-    it.
+    HF_HUB_OFFLINE. A reranker, which generates nothing, is refused before its weights are read
+    unless the caller `takes_rerankers`. Raises ModelNotFound, ModelUnsupported, or ModelError for
+    what else prevents it.
     """
     where = parse_device(device)
     kind = parse_dtype(dtype, bf16_is_fast)
@@ -58,11 +61,13 @@ def load_model(
     phases = Phases(progress)
     if isinstance(sources[0], RandomPreset):
         config = preset_config(sources[0].preset)
+        _check_kind(name, kind_of(config.architectures), takes_rerankers)
         with phases.phase(f"drawing the weights of {name}"):
             module, tokenizer = _draw(config, where, kind, seed)
         return _finish(name, f"random, seed {seed}", module, tokenizer, where, kind)
     how = Fetching(cache_dir or default_cache_dir(), offline, phases)
     folder = fetch_folder(name, sources, how)
+    _check_kind(name, kind_of_folder(folder), takes_rerankers)
     try:
         with phases.phase(f"loading {name}"):
             module, tokenizer = load_folder(folder, register(), where, kind)
@@ -110,6 +115,15 @@ def parse_device(device: str) -> torch.device:
     return torch.device(parsed.type, parsed.index or 0)
 
 
+def _check_kind(name: str, kind: ModelKind, takes_rerankers: bool) -> None:
+    if kind is ModelKind.RERANKER and not takes_rerankers:
+        raise ModelError(
+            f"{name} is a reranker: it scores a query with a document and generates no text. "
+            "`graphseed serve` answers /rerank with it, and load_model loads it with "
+            "takes_rerankers=True; this needs a causal model"
+        )
+
+
 def _draw(config: Any, device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Any, Any]:
     config._attn_implementation = register()
     config._experts_implementation = PROBE_EXPERTS
@@ -147,4 +161,5 @@ def _finish(
         layers=layers,
         num_parameters=sum(weight.numel() for weight in weights),
         weight_bytes=sum(weight.nbytes for weight in weights),
+        kind=ModelKind.RERANKER if is_reranker(module) else ModelKind.CAUSAL,
     )

@@ -5,7 +5,7 @@ to sample. Does not know where K/V memory is: attention reaches it through the a
 that is current during `forward`. The module is never changed after loading, so that what a graph
 baked in stays true.
 
-Shapes: T tokens in the step, S rows whose logits are read, V vocabulary, H hidden size.
+Shapes: T tokens in the step, S rows whose logits (or scores) are read, V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,8 @@ import torch
 
 from graphseed.capture.identity import FirstNode
 from graphseed.models.errors import ModelError
+from graphseed.models.heads import ModelKind
+from graphseed.models.pairs import pair_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,12 @@ class Model:
     layers: tuple[LayerShape, ...]
     num_parameters: int  # a tied weight counts once
     weight_bytes: int
+    kind: ModelKind = ModelKind.CAUSAL
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether it has logits of a next token."""
+        return self.kind is ModelKind.CAUSAL
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, logits_rows: torch.Tensor
@@ -68,7 +76,8 @@ class Model:
         """Logits [S, V], in the model's dtype, of the rows asked for.
 
         `token_ids` [T], `positions` [T] and `logits_rows` [S] are int32 on the model's device.
-        Needs a current attention context. Host-pure (I11): no value of a tensor is read.
+        Needs a current attention context. Host-pure (I11): no value of a tensor is read. Not for a
+        reranker, which has none.
         """
         # A tensor of rows, never a count: a count makes the head's input a strided view, and with
         # frozen weights that copies the whole transposed head at each call.
@@ -92,6 +101,15 @@ class Model:
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores [S] float64 of hidden states [S, H]: a reranker's head, as it is, no sigmoid.
+
+        Runs outside the step. Products and sum are float64, by torch's own kernels: no switch of a
+        matrix library changes a score, and none is rounded to the model's dtype.
+        """
+        weight: torch.Tensor = self.module.score.weight  # [1, H]
+        return (hidden.double() * weight.double()).sum(-1)
+
     def first_node(self, num_tokens: int) -> FirstNode:
         """What a forward of `num_tokens` tokens begins with: the embedding."""
         shape = (1, num_tokens, self.hidden_size)
@@ -100,6 +118,19 @@ class Model:
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, no template; led by a BOS if the tokenizer adds one."""
         ids: list[int] = self.tokenizer(text, verbose=False).input_ids
+        return ids
+
+    def pair(self, query: str, document: str, template: str | None = None) -> list[int]:
+        """Token ids of a query with a document, whose last one a reranker's head reads.
+
+        `models.pairs` says how they are joined; `template` comes before the tokenizer's own. As in
+        transformers, the head reads the last token that is no padding: such ones are cut off the
+        end. Raises ModelError when the template refuses the two.
+        """
+        ids = pair_ids(self.tokenizer, query, document, template)
+        padding = self.module.config.get_text_config().pad_token_id
+        while len(ids) > 1 and ids[-1] == padding:
+            ids.pop()
         return ids
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -139,7 +170,7 @@ def eos_ids_of(module: Any, tokenizer: Any) -> frozenset[int]:
     """
     config = module.config
     ids: set[int] = set()
-    for holder in (module.generation_config, config, config.get_text_config()):
+    for holder in (_generation_config(module), config, config.get_text_config()):
         said = getattr(holder, "eos_token_id", None)
         ids |= set(said if isinstance(said, (list, tuple)) else () if said is None else (said,))
     if not ids and tokenizer.eos_token_id is not None:
@@ -150,7 +181,7 @@ def eos_ids_of(module: Any, tokenizer: Any) -> frozenset[int]:
 def sampling_defaults_of(module: Any) -> SamplingDefaults:
     """The sampling that the model's generation_config asks for."""
     neutral = SamplingDefaults()
-    said = module.generation_config
+    said = _generation_config(module)
 
     def value(name: str) -> Any:
         found = getattr(said, name, None)
@@ -164,3 +195,8 @@ def sampling_defaults_of(module: Any) -> SamplingDefaults:
         min_p=float(value("min_p")),
         repetition_penalty=float(value("repetition_penalty")),
     )
+
+
+def _generation_config(module: Any) -> Any:
+    """None for a module that generates nothing."""
+    return getattr(module, "generation_config", None)

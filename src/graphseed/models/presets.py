@@ -148,6 +148,10 @@ _TINY_PRESETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = MappingProxy
     {
         "tiny-llama": ("llama", {}),
         "tiny-qwen3": ("qwen3", {}),
+        "tiny-qwen3-reranker": (
+            "qwen3",
+            {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1},
+        ),
         "tiny-gemma3": (
             "gemma3_text",
             {

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from graphseed.models.attention import attention_context
 from graphseed.models.errors import ModelUnsupported
+from graphseed.models.heads import is_reranker
 from graphseed.models.model import LayerShape
 
 _NUM_TOKENS: Final = 8
@@ -197,6 +198,9 @@ def _forward_fake(module: Any, recorder: _Recorder) -> None:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.no_grad(), fake_mode, attention_context(recorder):
         numbers = torch.zeros(1, _NUM_TOKENS, dtype=torch.int32, device=device)
+        if is_reranker(module):  # its head runs outside the step
+            module.base_model(input_ids=numbers, position_ids=numbers, use_cache=False)
+            return
         module(
             input_ids=numbers,
             position_ids=numbers,

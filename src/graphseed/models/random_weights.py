@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphseed.models.errors import ModelError, ModelUnsupported
+from graphseed.models.heads import auto_class, kind_of
 
 # Layers that keep the scale of their input, small embeddings, and attention that adds a quarter of
 # what the other parts add: then what such a model says follows from its context. With the usual
@@ -22,10 +23,11 @@ _ATTENTION_SHARE: Final = 0.25
 
 
 def random_module(config: Any, device: torch.device, dtype: torch.dtype, seed: int) -> Any:
-    """Build the causal model of `config` on `device` with weights of `seed`.
+    """Build the model of `config` on `device` with weights of `seed`.
 
-    Raises ModelError when the device has not the memory, ModelUnsupported when transformers has
-    no such causal model, or one with an attention of its own.
+    It is a causal model, or a reranker where the config's `architectures` say so. Raises ModelError
+    when the device has not the memory, ModelUnsupported when transformers has no such model, or one
+    with an attention of its own.
     """
     import transformers
     from transformers.initialization import no_init_weights
@@ -33,7 +35,7 @@ def random_module(config: Any, device: torch.device, dtype: torch.dtype, seed: i
     try:
         # Buffers (rotary frequencies, embedding scales) get their values, parameters only memory.
         with device, no_init_weights(), _Untold() as untold:
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            module = auto_class(config).from_config(config, dtype=dtype)
         module.tie_weights()
         _draw(module, torch.Generator(device).manual_seed(seed), untold)
     except RuntimeError as error:
@@ -43,8 +45,8 @@ def random_module(config: Any, device: torch.device, dtype: torch.dtype, seed: i
         raise out_of_memory(num_bytes, device, dtype) from error
     except (KeyError, ValueError, ImportError) as error:
         raise ModelUnsupported(
-            f"transformers {transformers.__version__} cannot build it as a causal model: "
-            f"{type(error).__name__}: {error}"
+            f"transformers {transformers.__version__} cannot build it as a "
+            f"{kind_of(config.architectures).value}: {type(error).__name__}: {error}"
         ) from error
     return module
 
@@ -122,9 +124,7 @@ def _plain_scale(owner: torch.nn.Module) -> float:
 
 
 def _num_weights(config: Any) -> int:
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
+        module = auto_class(config).from_config(config)
     module.tie_weights()
     return sum(weight.numel() for weight in module.parameters())

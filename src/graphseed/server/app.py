@@ -29,7 +29,7 @@ from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.middleware import Gate, Prefixed
 from graphseed.server.slots import endpoint
 from graphseed.server.state import ServerState
-from graphseed.server.text import completions, embeddings, tokens
+from graphseed.server.text import completions, embeddings, rerank, tokens
 from graphseed.server.watch import metrics, page, prompt_graphs
 from graphseed.server.wire.replies import ERROR_SCHEMA, ERROR_STATUSES, json_reply
 
@@ -37,7 +37,7 @@ from graphseed.server.wire.replies import ERROR_SCHEMA, ERROR_STATUSES, json_rep
 # that is loaded (`lifecycle.on_loaded`) or of the engine's requests (`lifecycle.ledger`).
 # These need the model: a request to one of them wakes it.
 ROUTERS: Final = (
-    endpoint, completions, tokens, embeddings, chat, responses, anthropic, templates,
+    endpoint, completions, tokens, embeddings, rerank, chat, responses, anthropic, templates,
 )  # fmt: skip
 # These answer while it sleeps.
 WAKEFUL_ROUTERS: Final = (absent, metrics, prompt_graphs, page)

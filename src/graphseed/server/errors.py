@@ -21,6 +21,7 @@ from graphseed.engine import (
     Cancelled,
     DeadlineExceeded,
     DeviceMemoryError,
+    ModelCannot,
     PromptTooLong,
     QueueFull,
     RequestError,
@@ -126,6 +127,8 @@ def of_exception(error: BaseException) -> ApiError:
             return error
         case PromptTooLong():
             return TooManyTokens(error.num_tokens, error.context_len)
+        case ModelCannot():
+            return NotSupported(str(error))
         case QueueFull():
             return Unavailable(str(error), retry_after_seconds=1)
         case Closed() | Cancelled():

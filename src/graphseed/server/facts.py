@@ -29,6 +29,7 @@ class ModelFacts:
     vocab_type: int
     vocab_size: int
     hidden_size: int
+    can_generate: bool
     num_parameters: int
     weight_bytes: int
     file_type: str
@@ -51,6 +52,7 @@ class ModelFacts:
             vocab_type=_vocab_type(model.tokenizer),
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
+            can_generate=model.can_generate,
             num_parameters=model.num_parameters,
             weight_bytes=model.weight_bytes,
             file_type=_TYPES.get(str(model.dtype).removeprefix("torch."), str(model.dtype)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from graphseed.capture.selector import Selection
-from graphseed.engine import Engine
+from graphseed.engine import Engine, ModelCannot
 from graphseed.models.model import Model
 from graphseed.server.errors import Unavailable
 from graphseed.server.settings import ServerSettings
@@ -47,6 +47,12 @@ class ServerState:
         if self.served is None:
             raise Unavailable("Loading model")
         return self.served
+
+    def check_can_generate(self) -> None:
+        """Refuse a model that has no head for a next token. Raises ModelCannot, Unavailable."""
+        model = self.ready.model
+        if not model.can_generate:
+            raise ModelCannot(self.name, model.kind)
 
     @property
     def name(self) -> str:

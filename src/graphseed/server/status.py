@@ -84,7 +84,8 @@ def _facts(lifecycle: Lifecycle) -> ModelFacts:
 
 def _models(state: ServerState, facts: ModelFacts) -> dict[str, Any]:
     name, settings = state.name, state.settings
-    abilities = ["completion", *(["embedding"] if settings.embeds else [])]
+    head = "completion" if facts.can_generate else "rerank"
+    abilities = [head, *(["embedding"] if settings.embeds else [])]
     # Its first list is what clients of Ollama read.
     listed = {
         "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",

@@ -51,6 +51,7 @@ class ServeModel:
             dtype=args.dtype,
             bf16_is_fast=driver.computes_bf16_fast,
             offline=args.is_offline or None,
+            takes_rerankers=True,
         )
         core = EngineCore(model, driver, engine_config(args, model, driver), self._selection)
         core.log.subscribe(LogLines())

@@ -103,6 +103,7 @@ class Turn:
 
 async def open_turn(state: ServerState, body: Mapping[str, Any]) -> Turn:
     """Check a body in OpenAI's form and make what it asks for. Raises RequestError and ApiError."""
+    state.check_can_generate()
     conversation = await opened(state, body)
     asked = parse(state, _with_usual_format(body))
     form = _form(conversation, asked)

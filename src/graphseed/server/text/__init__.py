@@ -1,4 +1,4 @@
-"""Text completions, tokens and embeddings, in llama-server's and OpenAI's forms.
+"""Text completions, tokens, embeddings and reranking, in llama-server's and OpenAI's forms.
 
 Import from its modules.
 """

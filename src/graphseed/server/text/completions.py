@@ -70,6 +70,7 @@ def router(state: ServerState) -> APIRouter:
 
 async def _open(state: ServerState, body: dict[str, Any]) -> list[Telling]:
     """Every generation that a body asks for, checked, and not begun."""
+    state.check_can_generate()
     asked = parse(state, body)
     served = state.ready
     prompts = await prompts_of(served.model, served.engine.core.config, body.get("prompt"))

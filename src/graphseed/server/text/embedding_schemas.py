@@ -1,4 +1,4 @@
-"""JSON schemas of embeddings and reranking, for the OpenAPI document.
+"""JSON schemas of embeddings, for the OpenAPI document.
 
 Owns what is told of bodies and answers; nothing is validated by it.
 """
@@ -64,13 +64,3 @@ NATIVE_ANSWER: Final[dict[str, Any]] = {
     },
 }
 OPENAI_OR_NATIVE: Final[dict[str, Any]] = {"anyOf": [OPENAI_ANSWER, NATIVE_ANSWER]}
-RERANK_BODY: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["query"],
-    "properties": {
-        "query": {"type": "string"},
-        "documents": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        "texts": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        "top_n": {"type": "integer", "minimum": 0},
-    },
-}

@@ -1,19 +1,15 @@
-"""Embeddings: OpenAI's /v1/embeddings and llama-server's /embedding; and what /rerank answers.
+"""Embeddings: OpenAI's /v1/embeddings and llama-server's /embedding.
 
 Owns the shapes of their bodies and answers, and how a vector is normalised. What is pooled from a
 prompt's hidden states is the engine's.
-
-Reranking takes a model with a classification head, and the engine loads causal ones: a body that is
-well formed is answered with 501.
 """
 
 import asyncio
 import base64
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +21,7 @@ from graphseed.engine import Request as EngineRequest
 from graphseed.server.errors import Failed, InvalidRequest, NotSupported
 from graphseed.server.state import ServerState
 from graphseed.server.text import embedding_schemas as schemas
+from graphseed.server.text.pooled import InputTooLong, run_all
 from graphseed.server.text.tokens import prompts_of
 from graphseed.server.wire.fields import Fields, json_body, wrong
 from graphseed.server.wire.replies import documented, json_reply
@@ -38,21 +35,8 @@ _INT16_RANGE: Final = 32760.0  # what llama-server scales the largest component 
 _MEDIA: Final = frozenset({"image_url", "input_audio", "input_image", "input_video"})
 
 
-class InputTooLong(InvalidRequest):
-    """An input does not fit into the context."""
-
-    kind: ClassVar[str] = "exceed_context_size_error"
-
-    def __init__(self, num_tokens: int, context_len: int) -> None:
-        super().__init__(
-            f"input ({num_tokens} tokens) is too large to process: the context takes "
-            f"{context_len - 1} tokens; increase the context size (-c) or shorten the input",
-            n_prompt_tokens=num_tokens, n_ctx=context_len,
-        )  # fmt: skip
-
-
 def router(state: ServerState) -> APIRouter:
-    """/v1/embeddings, /embedding(s), and /rerank in its four spellings."""
+    """/v1/embeddings and /embedding(s)."""
     routes = APIRouter(tags=["embeddings"])
 
     @routes.post(
@@ -70,18 +54,6 @@ def router(state: ServerState) -> APIRouter:
     )
     for path in ("/embedding", "/embeddings"):
         routes.post(path, operation_id=path.strip("/"), **described)(native)
-
-    async def rerank(request: Request) -> Response:
-        _check_rerank(Fields(await json_body(request)))
-        raise NotSupported(
-            f"reranking needs a model with a classification head, and {state.name} has none"
-        )
-
-    refused = documented(
-        schemas.RERANK_BODY, {}, "Rank documents: only models with a head for it can."
-    )
-    for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
-        routes.post(path, operation_id=path.strip("/").replace("/", "_"), **refused)(rerank)
 
     return routes
 
@@ -123,7 +95,7 @@ async def _answer(state: ServerState, request: Request, *, is_openai: bool) -> R
     fields = Fields(await json_body(request))
     wanted = _wanted(state, fields, is_openai)
     requests = await _open(state, fields)
-    await unless_gone(request, _read_all(state, requests))
+    await unless_gone(request, run_all(state, requests))
     num_values = sum(len(row) for one in requests for row in one.embedding or ())
     if num_values <= BLOCKING_VALUES:
         return _reply(state, requests, wanted)
@@ -192,24 +164,6 @@ def _text_of(part: Any) -> str:
     return Fields(part).text("text")
 
 
-async def _read_all(state: ServerState, requests: Sequence[EngineRequest]) -> None:
-    """Run all at once. The first error ends all and is raised."""
-    engine = state.ready.engine
-
-    async def read(one: EngineRequest) -> None:
-        async with aclosing(engine.aread(one)) as deltas:
-            async for _ in deltas:
-                pass
-
-    tasks = [asyncio.create_task(read(one)) for one in requests]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _reply(state: ServerState, requests: Sequence[EngineRequest], wanted: Wanted) -> Response:
     matrices = [np.asarray(one.embedding, dtype=np.float32) for one in requests]
     if not all(np.isfinite(matrix).all() for matrix in matrices):
@@ -237,17 +191,3 @@ def _item(index: int, vector: Vector, wanted: Wanted) -> dict[str, Any]:
         return {**shape, "embedding": vector.tolist()}
     told = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return {**shape, "embedding": told, "encoding_format": "base64"}
-
-
-def _check_rerank(fields: Fields) -> None:
-    """Refuse what no reranking server takes. Raises InvalidRequest."""
-    if "query" not in fields:
-        raise InvalidRequest('"query" must be provided')
-    fields.text("query")
-    name = "texts" if "texts" in fields else "documents"
-    documents = fields.get(name)
-    is_texts = isinstance(documents, list) and all(isinstance(one, str) for one in documents)
-    if not documents or not is_texts:
-        raise wrong(name, documents, "a non-empty list of strings")
-    if fields.whole("top_n", 1) < 0:
-        raise wrong("top_n", fields.get("top_n"), "a number of documents")

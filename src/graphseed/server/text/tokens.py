@@ -151,12 +151,7 @@ def _encode(tokenizer: Any, text: str, adds_special: bool) -> list[int]:
 async def _prompt(model: Model, value: Any, context_len: int) -> list[int]:
     """One prompt of any shape."""
     if isinstance(value, dict):
-        fields = Fields(value)
-        if fields.get("multimodal_data"):
-            raise NotSupported("multimodal_data is given, and this server takes text alone")
-        if "prompt_string" not in fields:
-            raise wrong("a prompt", value, "an object with prompt_string")
-        value = fields.text("prompt_string")
+        value = _prompt_string(value)
     if isinstance(value, str):
         return await encode(model, value, adds_special=True) or _only_bos(model)
     if not isinstance(value, list):
@@ -165,6 +160,8 @@ async def _prompt(model: Model, value: Any, context_len: int) -> list[int]:
         raise wrong("prompt", value, "at least one token")
     if len(value) >= context_len:  # each is a token, or a text of one or more
         raise PromptTooLong(len(value), context_len)
+    if _are_token_ids(model, value):
+        return value
     ids: list[int] = []
     for place, item in enumerate(value):
         if isinstance(item, str):
@@ -172,6 +169,16 @@ async def _prompt(model: Model, value: Any, context_len: int) -> list[int]:
         else:
             ids += _token_ids(model, "prompt", [item])
     return ids or _only_bos(model)
+
+
+def _prompt_string(value: dict[str, Any]) -> str:
+    """The text of a prompt that is an object."""
+    fields = Fields(value)
+    if fields.get("multimodal_data"):
+        raise NotSupported("multimodal_data is given, and this server takes text alone")
+    if "prompt_string" not in fields:
+        raise wrong("a prompt", value, "an object with prompt_string")
+    return fields.text("prompt_string")
 
 
 def _only_bos(model: Model) -> list[int]:
@@ -184,6 +191,11 @@ def _only_bos(model: Model) -> list[int]:
 def _is_one_prompt(items: Sequence[Any]) -> bool:
     """Whether a list is one prompt: it has a token id in it; texts alone are a prompt each."""
     return any(isinstance(item, int | float) for item in items)
+
+
+def _are_token_ids(model: Model, items: list[Any]) -> bool:
+    """Whether all of a list are token ids, which may be many: no step of Python for each."""
+    return set(map(type, items)) == {int} and min(items) >= 0 and max(items) < model.vocab_size
 
 
 def _token_ids(model: Model, name: str, value: Any) -> list[int]:

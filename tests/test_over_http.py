@@ -1,0 +1,76 @@
+"""The benchmark of the server, as a program: what it measures, and what it refuses."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DISABLE = "GGML_CUDA_DISABLE_GRAPHS"
+
+
+@pytest.fixture
+def over_http(monkeypatch):
+    monkeypatch.delenv(DISABLE, raising=False)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("over_http")
+
+
+def test_answers_over_http_are_those_of_the_stream_under_every_policy(over_http, tmp_path):
+    path = tmp_path / "x.jsonl"
+    arguments = (
+        f"-m random:tiny-llama --device cpu --prompts 20,64 --clients 1,2 --requests 4 -ub 32 "
+        f"-np 2 --new-tokens 3 --json {path}"
+    )
+    assert over_http.main(arguments.split()) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["policy"], row["clients"], row["prompt_tokens"]) for row in rows] == [
+        (policy, clients, length)
+        for policy in ("off", "seed", "resident")
+        for clients in (1, 2)
+        for length in (20, 64)
+    ]
+    for row in rows:
+        assert row["ttft_ms"] > row["queue_ms"] + row["prompt_ms"] > 0
+        assert row["outside_engine_ms"] > 0 and row["all_prompt_tokens_per_second"] > 0
+        assert ("added_ms" in row) is (row["clients"] == 1)
+        if row["clients"] == 1:
+            assert row["equal_answers"] and row["equal_to_off"]
+    hits = {(row["policy"], row["clients"], row["prompt_tokens"]): row["hit_rate"] for row in rows}
+    assert all(hits["off", *load] == 0 for load in ((1, 20), (1, 64), (2, 20), (2, 64)))
+    # Each answer of one chunk releases what its own prompt seeded; of two chunks the second hits.
+    assert hits["seed", 1, 20] == 0 and hits["seed", 1, 64] == 0.5
+    assert hits["resident", 1, 20] == hits["resident", 1, 64] == 1
+
+
+def test_an_answer_that_differs_is_found(over_http):
+    direct = over_http.Direct((2.0,), (1.5,), ((1, 2),))
+    timings = {"queue_ms": 0.5, "prompt_ms": 1.5}
+    right, wrong = (over_http.Answer(3.0, ids, timings) for ids in ((1, 2), (1, 3)))
+    assert over_http.beside(direct, [right])["equal_answers"]
+    assert not over_http.beside(direct, [wrong])["equal_answers"]
+    assert over_http.beside(direct, [right])["added_ms"] == 1.0
+
+
+def test_a_server_that_does_not_come_up_says_its_last_words(over_http, tmp_path):
+    flags = ["-m", "random:no-such-preset"]
+    with (
+        pytest.raises(over_http.ServerFailed, match="random:no-such-preset"),
+        over_http.serving(flags, tmp_path / "log", start_seconds=60),
+    ):
+        pytest.fail("it came up")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--requests", "7"], "--requests is 7; expected at least 8"),
+        (["--new-tokens", "1"], "--new-tokens is 1; expected at least 2"),
+        (["-np", "0"], "-np is 0; expected at least 1"),
+        (["--json", "nowhere/x.jsonl"], "--json is 'nowhere'; expected a folder that exists"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_loaded(over_http, capsys, arguments, said):
+    assert over_http.main(["--device", "cpu", *arguments]) == 2
+    assert said in capsys.readouterr().err
