@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from serving.client import Answer, Load, body_of, run_clients
+from serving.client import Answer, Load, request_of, run_clients
 from serving.process import ServerFailed, serving
 
 from graphseed.capture import Driver, GraphseedError
@@ -35,7 +35,7 @@ from graphseed.measure.policies import POLICIES
 from graphseed.measure.provenance import provenance
 from graphseed.models import Model, load_model
 
-MEASURED: Final = ("off", "seed", "resident")
+MEASURED: Final = "off,seed,resident"
 TOKEN_IDS: Final = range(256)
 WARM_UP_SEED: Final = 1 << 32
 NUM_WARM_UP: Final = 4  # requests before each measured load, for each client
@@ -123,9 +123,9 @@ def _streamed(engine: Engine, prompts: Prompts, params: SamplingParams) -> Direc
 
 def measured(policy: str, case: Case, port: int, direct: Direct | None, num_new: int) -> Row:
     """One case over HTTP, beside the same through Engine.stream where that was run."""
-    run_clients(port, [body_of(p, num_new) for p in case.warm_up()], case.num_clients)
+    run_clients(port, [request_of(p, num_new) for p in case.warm_up()], case.num_clients)
     time.sleep(REST_SECONDS)
-    load = run_clients(port, [body_of(p, num_new) for p in case.prompts()], case.num_clients)
+    load = run_clients(port, [request_of(p, num_new) for p in case.prompts()], case.num_clients)
     row = row_of(policy, case, load)
     if direct is not None:
         row |= beside(direct, load.answers)
@@ -183,7 +183,7 @@ def told(row: Row) -> str:
 def rows(model: Model, driver: Driver, args: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Every measurement, one by one."""
     first: dict[Case, tuple[tuple[int, ...], ...]] = {}
-    for policy in MEASURED:
+    for policy in args.policies:
         alone = [Case(length, 1, args.requests) for length in args.prompts]
         found = dict(zip(alone, run_direct(policy, model, driver, alone, args), strict=True))
         gc.collect()  # the server has the device for itself
@@ -208,6 +208,14 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def policies(text: str) -> list[str]:
+    """Names of policies of a list."""
+    names = text.split(",")
+    if not set(names) <= set(MEASURED.split(",")):
+        raise ValueError(text)
+    return names
+
+
 def flags() -> argparse.ArgumentParser:
     """The flags of this program."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -215,6 +223,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--prompts", type=numbers, default="32,512,8192", help="lengths")
     parser.add_argument("--clients", type=numbers, default="1,8")
+    parser.add_argument("--policies", type=policies, default=MEASURED, help="some of these")
     parser.add_argument("--requests", type=int, default=32, help="of each load")
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("-ub", "--ubatch-size", type=int, default=512)

@@ -288,6 +288,8 @@ def test_verbose_adds_llama_servers_object(server: Small) -> None:
     [
         ("/completion", 400, {}),
         ("/completion", 400, {"prompt": 3}),
+        ("/completion", 400, {"prompt": [1, 512]}),
+        ("/completion", 400, {"prompt": [[1], [-1]]}),
         ("/completion", 501, {"prompt": {"prompt_string": "a", "multimodal_data": "aaaa"}}),
         ("/completion", 501, {"prompt": "a", "mirostat": 1}),
         ("/v1/completions", 501, {"prompt": "a", "echo": True}),

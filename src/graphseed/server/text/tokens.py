@@ -160,7 +160,7 @@ async def _prompt(model: Model, value: Any, context_len: int) -> list[int]:
         raise wrong("prompt", value, "at least one token")
     if len(value) >= context_len:  # each is a token, or a text of one or more
         raise PromptTooLong(len(value), context_len)
-    if _are_token_ids(model, value):
+    if set(map(type, value)) == {int}:  # they may be many: the engine looks at each, and only it
         return value
     ids: list[int] = []
     for place, item in enumerate(value):
@@ -191,11 +191,6 @@ def _only_bos(model: Model) -> list[int]:
 def _is_one_prompt(items: Sequence[Any]) -> bool:
     """Whether a list is one prompt: it has a token id in it; texts alone are a prompt each."""
     return any(isinstance(item, int | float) for item in items)
-
-
-def _are_token_ids(model: Model, items: list[Any]) -> bool:
-    """Whether all of a list are token ids, which may be many: no step of Python for each."""
-    return set(map(type, items)) == {int} and min(items) >= 0 and max(items) < model.vocab_size
 
 
 def _token_ids(model: Model, name: str, value: Any) -> list[int]:

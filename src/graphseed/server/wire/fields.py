@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic_core import from_json
 from starlette.requests import Request
 
 from graphseed.server.errors import Failed, InvalidRequest
@@ -113,9 +114,7 @@ async def json_body(request: Request) -> dict[str, Any]:
     """
     raw = await request.body()
     try:
-        body = json.loads(raw)
-        if b"\\ud" in raw.lower():  # half a character can be written in JSON, and is no text
-            json.dumps(body, ensure_ascii=False).encode()
+        body = _parsed(raw)
     except UnicodeEncodeError:
         raise InvalidRequest("the body has half a surrogate pair; expected Unicode text") from None
     except RecursionError:
@@ -124,4 +123,15 @@ async def json_body(request: Request) -> dict[str, Any]:
         raise Failed(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise wrong("the body", body, "a JSON object")
+    return body
+
+
+def _parsed(raw: bytes) -> Any:
+    """The value of a JSON text: pydantic's parser, twice as fast, where it takes it."""
+    try:
+        return from_json(raw)
+    except ValueError:  # nor does it take what json does: half characters, UTF-16, many levels
+        body = json.loads(raw)
+    if b"\\ud" in raw.lower():  # half a character can be written in JSON, and is no text
+        json.dumps(body, ensure_ascii=False).encode()
     return body

@@ -75,12 +75,10 @@ async def event_stream(
         elif gone.done():
             raise ClientGone
     except BaseException:
-        await _ended(first)
+        await _ended(first, gone)
         await events.aclose()
         raise
-    finally:
-        await _ended(gone)
-    return _EventStream(first, events, interval, ends_with_done, error_event)
+    return _EventStream(first, gone, events, interval, ends_with_done, error_event)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -105,6 +103,7 @@ class _EventStream(StreamingResponse):
     def __init__(
         self,
         first: asyncio.Task[Event | None],
+        gone: asyncio.Task[None],
         events: Events,
         ping_seconds: float,
         ends_with_done: bool,
@@ -114,6 +113,7 @@ class _EventStream(StreamingResponse):
         # What is sent is `_send_all`'s.
         super().__init__((), media_type="text/event-stream", headers=headers)
         self._first = first
+        self._gone = gone
         self._events = events
         self._ping_seconds = ping_seconds
         self._ends_with_done = ends_with_done
@@ -122,11 +122,10 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(send))
-        gone = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, self._gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _ended(gone)
+            await _ended(self._gone)
             await _ended(sending)
             await _ended(self._first)
             await self._events.aclose()
