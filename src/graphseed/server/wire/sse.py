@@ -62,23 +62,13 @@ async def event_stream(
     been read. Raises ClientGone.
     """
     interval = settings.sse_ping_seconds if ping_seconds is None else ping_seconds
-    first = asyncio.create_task(_next(events))
-    gone = asyncio.create_task(_disconnected(request.receive))
+    stream = _EventStream(request, events, interval, ends_with_done, error_event)
     try:
-        await asyncio.wait(
-            {first, gone},
-            timeout=interval if interval > 0 else None,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if first.done():
-            first.result()  # raises what ended it
-        elif gone.done():
-            raise ClientGone
+        await stream.begun()
     except BaseException:
-        await _ended(first, gone)
-        await events.aclose()
+        await stream.end()
         raise
-    return _EventStream(first, gone, events, interval, ends_with_done, error_event)
+    return stream
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -98,12 +88,16 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _EventStream(StreamingResponse):
-    """Sends events while it listens for the client to disconnect, and pings when it is quiet."""
+    """Sends events while it listens for the client to disconnect, and pings when it is quiet.
+
+    It sends as soon as there is an event, from its own task, and not only once the framework calls
+    it: each task between the first token and its client would keep the client waiting. Being called
+    is to wait for the end.
+    """
 
     def __init__(
         self,
-        first: asyncio.Task[Event | None],
-        gone: asyncio.Task[None],
+        request: Request,
         events: Events,
         ping_seconds: float,
         ends_with_done: bool,
@@ -112,74 +106,85 @@ class _EventStream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         # What is sent is `_send_all`'s.
         super().__init__((), media_type="text/event-stream", headers=headers)
-        self._first = first
-        self._gone = gone
+        loop = asyncio.get_running_loop()
         self._events = events
         self._ping_seconds = ping_seconds
         self._ends_with_done = ends_with_done
         self._error_event = error_event
-        self._sent_at = 0.0  # of the loop's clock
+        self._clock = loop.time
+        self._sent_at = loop.time()
+        self._send = request._send  # what the framework will call this response with
+        self._has_begun: asyncio.Future[None] = loop.create_future()
+        self._sending = asyncio.create_task(self._send_all())
+        self._gone = asyncio.create_task(_disconnected(request.receive))
+
+    async def begun(self) -> None:
+        """Wait until something was sent. Raises what prevented it, or ClientGone."""
+        first = {self._has_begun, self._sending, self._gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if self._has_begun.done():
+            return
+        if self._sending.done():
+            self._sending.result()
+        raise ClientGone
+
+    async def end(self) -> None:
+        """Send nothing more, and let the generator end."""
+        await _ended(self._gone)
+        await _ended(self._sending)
+        await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_all(send))
         try:
-            await asyncio.wait({sending, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._sending, self._gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _ended(self._gone)
-            await _ended(sending)
-            await _ended(self._first)
-            await self._events.aclose()
-        if not sending.cancelled():
-            sending.result()  # raises what sending raised
+            await self.end()
+        if not self._sending.cancelled():
+            self._sending.result()  # raises what sending raised
         if self.background is not None:
             await self.background()
 
-    async def _send_all(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send({**start, "headers": self.raw_headers})
-        if not self._first.done():
-            await self._send(send, PING)
-        pings = asyncio.create_task(self._send_pings(send))
+    async def _send_all(self) -> None:
+        pings = asyncio.create_task(self._send_pings())
         try:
-            await self._send_events(send)
+            await self._send_events()
         finally:
             await _ended(pings)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._put(b"", is_last=True)
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self) -> None:
         try:
-            event = await self._first
-            while event is not None:
-                await self._send(send, _frame(event))
-                event = await _next(self._events)
+            async for event in self._events:
+                await self._put(_frame(event))
             if self._ends_with_done:
-                await self._send(send, DONE.encode())
+                await self._put(DONE.encode())
         except ClientDisconnect:  # nobody reads
             raise
         except Exception as error:
+            if not self._has_begun.done():
+                raise
             told = of_exception(error)
             if isinstance(told, Failed):
                 logger.exception("a stream ended with an error")
-            await self._send(send, _frame(self._error_event(told)))
+            await self._put(_frame(self._error_event(told)))
 
-    async def _send_pings(self, send: Send) -> None:
+    async def _send_pings(self) -> None:
         if self._ping_seconds <= 0:
             return
-        clock = asyncio.get_running_loop().time
         while True:
-            quiet = clock() - self._sent_at
+            quiet = self._clock() - self._sent_at
             if quiet >= self._ping_seconds:
-                await self._send(send, PING)
+                await self._put(PING)
                 quiet = 0.0
             await asyncio.sleep(self._ping_seconds - quiet)
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        self._sent_at = asyncio.get_running_loop().time()
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _next(events: Events) -> Event | None:
-    return await anext(events, None)
+    async def _put(self, body: bytes, *, is_last: bool = False) -> None:
+        self._sent_at = self._clock()
+        if not self._has_begun.done():
+            self._has_begun.set_result(None)
+            start = {"type": "http.response.start", "status": self.status_code}
+            await self._send({**start, "headers": self.raw_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 async def _disconnected(receive: Receive) -> None:
