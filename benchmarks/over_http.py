@@ -4,7 +4,9 @@ Question: how long does a client of `graphseed serve` wait for its first token, 
 tokens a second does it get, under off, seed and resident, for short and long prompts, alone and
 beside others; and how much of that is HTTP's? Server and client are two processes that talk over
 loopback; for one client the same prompts run once more in this process, through Engine.stream.
-Answers of one client must be the same tokens by either way and under each policy.
+Prompts are texts, which either way are made tokens first, in what is timed; or with --ids they are
+token ids, which have to be read from JSON over HTTP alone. Answers of one client must be the same
+tokens by either way and under each policy.
 
     python benchmarks/over_http.py -m random:smollm2-135m --device cuda --json FILE
 """
@@ -37,11 +39,12 @@ from graphseed.models import Model, load_model
 
 MEASURED: Final = "off,seed,resident"
 TOKEN_IDS: Final = range(256)
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz "  # a token each, to the tokenizer of random models
 WARM_UP_SEED: Final = 1 << 32
 NUM_WARM_UP: Final = 4  # requests before each measured load, for each client
 REST_SECONDS: Final = 0.1  # after a warm-up: what `resident` has observed is captured then
 
-Prompts = list[list[int]]
+Prompts = list[str | list[int]]
 Row = dict[str, object]
 
 
@@ -52,11 +55,14 @@ class Case:
     prompt_len: int
     num_clients: int
     num_requests: int
+    has_ids: bool  # prompts of token ids, not of text
 
     def prompts(self, seed: int = 0) -> Prompts:
-        """Fresh random tokens, the same for the same seed."""
+        """Fresh random prompts, the same for the same seed."""
         rng = random.Random(seed + self.prompt_len)
-        return [rng.choices(TOKEN_IDS, k=self.prompt_len) for _ in range(self.num_requests)]
+        if self.has_ids:
+            return [rng.choices(TOKEN_IDS, k=self.prompt_len) for _ in range(self.num_requests)]
+        return ["".join(rng.choices(LETTERS, k=self.prompt_len)) for _ in range(self.num_requests)]
 
     def warm_up(self) -> Prompts:
         """Prompts of the same length that are not measured."""
@@ -67,7 +73,7 @@ class Case:
 class Direct:
     """The prompts of a case through Engine.stream, one after the other."""
 
-    ttft_ms: tuple[float, ...]  # from the call to the first token in the reader's hands
+    ttft_ms: tuple[float, ...]  # from the prompt to the first token in the reader's hands
     engine_ms: tuple[float, ...]  # of these, what the engine says was queue and prompt
     token_ids: tuple[tuple[int, ...], ...]
 
@@ -102,17 +108,18 @@ def run_direct(
     found = []
     with Engine(core) as engine:
         for case in cases:
-            _streamed(engine, case.warm_up(), params)
+            _streamed(engine, model, case.warm_up(), params)
             time.sleep(REST_SECONDS)
-            found.append(_streamed(engine, case.prompts(), params))
+            found.append(_streamed(engine, model, case.prompts(), params))
     return found
 
 
-def _streamed(engine: Engine, prompts: Prompts, params: SamplingParams) -> Direct:
+def _streamed(engine: Engine, model: Model, prompts: Prompts, params: SamplingParams) -> Direct:
     ttft_ms, engine_ms, token_ids = [], [], []
     for prompt in prompts:
         start_ns = time.perf_counter_ns()
-        stream = engine.stream(prompt, params)
+        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
+        stream = engine.stream(ids, params)
         first = next(stream)
         ttft_ms.append((time.perf_counter_ns() - start_ns) / 1e6)
         token_ids.append(tuple(delta.token_id for delta in (first, *stream)))
@@ -155,11 +162,15 @@ def row_of(policy: str, case: Case, load: Load) -> Row:
 def beside(direct: Direct, answers: Sequence[Answer]) -> Row:
     """How one client's answers compare with the same through Engine.stream."""
     stream_ms = statistics.median(direct.ttft_ms)
-    outside_ms = zip(direct.ttft_ms, direct.engine_ms, strict=True)
+    outside_ms = statistics.median(
+        ttft - own for ttft, own in zip(direct.ttft_ms, direct.engine_ms, strict=True)
+    )
+    http_outside_ms = statistics.median(answer.ttft_ms - answer.engine_ms for answer in answers)
     return {
         "stream_ttft_ms": stream_ms,
-        "stream_outside_engine_ms": statistics.median(ttft - own for ttft, own in outside_ms),
+        "stream_outside_engine_ms": outside_ms,
         "added_ms": statistics.median(answer.ttft_ms for answer in answers) - stream_ms,
+        "added_outside_engine_ms": http_outside_ms - outside_ms,
         "equal_answers": [answer.token_ids for answer in answers] == list(direct.token_ids),
     }
 
@@ -175,7 +186,8 @@ def told(row: Row) -> str:
     )
     if "added_ms" in row:
         equal = "equal" if row["equal_answers"] else "DIFFER"
-        line += f"; Engine.stream {row['stream_ttft_ms']:.2f}, HTTP adds {row['added_ms']:.2f} ms"
+        line += f"; Engine.stream {row['stream_ttft_ms']:.2f}, HTTP adds {row['added_ms']:.2f} ms "
+        line += f"({row['added_outside_engine_ms']:.2f} outside the engine)"
         line += f", answers {equal}"
     return line
 
@@ -184,14 +196,14 @@ def rows(model: Model, driver: Driver, args: argparse.Namespace, folder: Path) -
     """Every measurement, one by one."""
     first: dict[Case, tuple[tuple[int, ...], ...]] = {}
     for policy in args.policies:
-        alone = [Case(length, 1, args.requests) for length in args.prompts]
+        alone = [Case(length, 1, args.requests, args.ids) for length in args.prompts]
         found = dict(zip(alone, run_direct(policy, model, driver, alone, args), strict=True))
         gc.collect()  # the server has the device for itself
         log = folder / f"serve_{policy}.log"
         with serving(serve_flags(policy, args), log, start_seconds=args.start_seconds) as port:
             for num_clients in args.clients:
                 for length in args.prompts:
-                    case = Case(length, num_clients, args.requests)
+                    case = Case(length, num_clients, args.requests, args.ids)
                     direct = found.get(case)
                     row = measured(policy, case, port, direct, args.new_tokens)
                     if direct is not None:
@@ -222,6 +234,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", default="random:smollm2-135m")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--prompts", type=numbers, default="32,512,8192", help="lengths")
+    parser.add_argument("--ids", action="store_true", help="prompts of token ids, not of text")
     parser.add_argument("--clients", type=numbers, default="1,8")
     parser.add_argument("--policies", type=policies, default=MEASURED, help="some of these")
     parser.add_argument("--requests", type=int, default=32, help="of each load")
@@ -259,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = load_model(args.model, device=driver.device, bf16_is_fast=driver.computes_bf16_fast)
     source = provenance(driver.device, driver.description, program="python benchmarks/over_http.py")
     source |= {"benchmark": "over_http", "model": model.name, "new_tokens": args.new_tokens}
+    source["prompts"] = "token ids" if args.ids else "text"
     are_equal = True
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -47,11 +47,11 @@ class Load:
     seconds: float  # from the first client's start to the last one's end
 
 
-def request_of(prompt_ids: Sequence[int], num_new: int) -> bytes:
+def request_of(prompt: str | list[int], num_new: int) -> bytes:
     """A whole /completion request: greedy, so many new tokens, streamed."""
     body = json.dumps(
         {
-            "prompt": list(prompt_ids), "n_predict": num_new, "ignore_eos": True, "stream": True,
+            "prompt": prompt, "n_predict": num_new, "ignore_eos": True, "stream": True,
             "temperature": 0, "cache_prompt": False,
         }
     ).encode()  # fmt: skip

@@ -121,7 +121,7 @@ class SamplingParams:
             ("repeat_last_n", self.repeat_last_n),
             ("num_logprobs", self.num_logprobs),
         ):
-            if not _is_a(value, Integral):
+            if not _is_whole(value):
                 raise BadParameter(name, value, "a whole number")
 
     def _require_in_range(self) -> None:
@@ -139,7 +139,7 @@ class SamplingParams:
             ("num_logprobs", self.num_logprobs, 0, _MAX, "0 (none) or more"),
         )
         for name, value, low, high, expected in bounds:
-            if not _is_a(value, Real) or not low <= value <= high:
+            if not _is_real(value) or not low <= value <= high:
                 raise BadParameter(name, value, expected)
         if self.max_tokens < -1 or self.max_tokens == 0:
             raise BadParameter("max_tokens (-n)", self.max_tokens, "-1 (no limit) or at least 1")
@@ -150,11 +150,19 @@ def _is_a(value: object, kind: type | UnionType) -> bool:
     return isinstance(value, kind)
 
 
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, Integral)  # the abstract class takes its time
+
+
+def _is_real(value: object) -> bool:
+    return type(value) in (int, float) or isinstance(value, Real)
+
+
 def _is_bias(entry: tuple[int, float]) -> bool:
     if not _is_a(entry, tuple | list) or len(entry) != 2:
         return False
     token, bias = entry
-    if not _is_a(token, Integral) or not _is_a(bias, Real):
+    if not _is_whole(token) or not _is_real(bias):
         return False
     return bias == -inf or -_MAX <= bias <= _MAX
 
