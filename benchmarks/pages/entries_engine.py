@@ -174,8 +174,8 @@ def over_http(run: Run, ratios: DecodeRatios) -> Entry:
         )
     columns = (
         "policy", "clients", "prompt tokens", "first token ms", "x off", "queue ms", "prompt ms",
-        "Engine.stream ms", "HTTP adds ms", "outside the engine", "prompt tok/s of all", "decode tok/s", "decode x off",
-        "prompt replayed",
+        "Engine.stream ms", "HTTP adds ms", "outside the engine", "prompt tok/s of all",
+        "decode tok/s", "decode x off", "prompt replayed",
     )  # fmt: skip
     alone = [line for line in run.lines if "added_ms" in line]
     equal = bytes_said(
@@ -196,12 +196,11 @@ def over_http(run: Run, ratios: DecodeRatios) -> Entry:
     return Entry(
         body,
         "a network, TLS, and what a client's own HTTP library adds; texts are made tokens on both "
-        "sides. These are medians over the requests of one "
-        "load. `HTTP adds` is the difference of two medians, and where the direct path runs (`off`, a "
-        "seed) it is mostly how the host's speed changed between the two; what is outside the "
-        "engine is the part of it that does not hang on that. Under `seed` "
-        "a prompt of one chunk never meets its own graph again: decoding after it releases the "
-        "graph, and the next prompt pays for another capture.",
+        "sides. These are medians over the requests of one load. `HTTP adds` is the difference of "
+        "two medians, and where the direct path runs (`off`, a seed) it is mostly how the host's "
+        "speed changed between the two; what is outside the engine is the part of it that does not "
+        "hang on that. Under `seed` a prompt of one chunk never meets its own graph again: decoding "
+        "after it releases the graph, and the next prompt pays for another capture.",
         f"{added}answers {equal}",
     )
 
