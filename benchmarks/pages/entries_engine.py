@@ -198,9 +198,9 @@ def over_http(run: Run, ratios: DecodeRatios) -> Entry:
         "a network, TLS, and what a client's own HTTP library adds; texts are made tokens on both "
         "sides. These are medians over the requests of one load. `HTTP adds` is the difference of "
         "two medians, and where the direct path runs (`off`, a seed) it is mostly how the host's "
-        "speed changed between the two; what is outside the engine is the part of it that does not "
-        "hang on that. Under `seed` a prompt of one chunk never meets its own graph again: decoding "
-        "after it releases the graph, and the next prompt pays for another capture.",
+        "speed changed between the two; what is outside the engine is the part of it that does "
+        "not hang on that. Under `seed` a prompt of one chunk never meets its own graph again: "
+        "decoding after it releases the graph, and the next prompt pays for another capture.",
         f"{added}answers {equal}",
     )
 
