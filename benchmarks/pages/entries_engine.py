@@ -114,14 +114,32 @@ def many(run: Run, ratios: DecodeRatios) -> Entry:
     for line in loads:
         off = _off_of(loads, line)
         rows.append(_load_row(line, line["figures"], off["figures"] if off else {}))
-    equal = bytes_said(all(line["equal_bytes"] for line in loads) if loads else None)
+    if not loads:
+        return Entry(
+            body[:-1],
+            "spread: these are medians over the prompts of each policy. Of decoding nothing is "
+            "measured: an answer is one token.",
+            _first_token_headline(run.lines[0]),
+        )
+    equal = bytes_said(all(line["equal_bytes"] for line in loads))
     body += [*table(LOAD_COLUMNS, rows), "", f"Recorded plans against graphs disabled: {equal}."]
     return Entry(
         body,
         "spread: these are medians over the requests of one load of mixed lengths, once for each "
         "policy. A first token that comes later because streams run faster shows as waiting.",
-        f"{len(loads)} loads; bytes {equal}",
+        f"{_first_token_headline(run.lines[0])}; {len(loads)} loads; bytes {equal}",
     )
+
+
+def _first_token_headline(line: dict[str, Any]) -> str:
+    """What one client's first token takes and what the engine adds, of the policy `resident`."""
+    row = line.get("resident")
+    if line["kind"] != "first token" or row is None:
+        return "no first token alone"
+    added = row.get("added_ms", row["ttft_ms"] - row["step_ms"])
+    bare = row.get("added_to_bare_ms")
+    to_bare = "" if bare is None else f", {bare:.2f} ms to a bare step"
+    return f"resident first token {row['ttft_ms']:.2f} ms, {added:.2f} ms added{to_bare}"
 
 
 LOAD_COLUMNS = (

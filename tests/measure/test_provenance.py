@@ -50,7 +50,15 @@ def test_the_commit_is_the_one_that_holds_the_package(elsewhere, monkeypatch):
     assert module._commit() == "abc123"
 
 
-@pytest.mark.parametrize("given", [["--json", "out/x.jsonl"], ["--json=out/x.jsonl"]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--json", "out/x.jsonl"],
+        ["--json=out/x.jsonl"],
+        ["--logs", "out", "--json", "out/x.jsonl"],
+        ["--plot=out/x.svg", "--trace", "out/x.json"],
+    ],
+)
 def test_where_a_result_is_written_is_no_part_of_its_command(monkeypatch, given):
     monkeypatch.setattr(sys, "argv", ["graphseed", "bench", *given, "-m", "some model"])
     command = provenance.provenance("cpu", "some CPU")["command"]

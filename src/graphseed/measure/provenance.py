@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+_OUTPUT_FLAGS: Final = frozenset({"--json", "--logs", "--plot", "--trace"})
 COMMIT_VARIABLE: Final = "GRAPHSEED_COMMIT"  # for a tree that was copied without its history
 
 
@@ -26,7 +27,7 @@ def provenance(device: str, description: str, program: str = "graphseed") -> dic
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": f"{program} {shlex.join(_without_json(sys.argv[1:]))}",
+        "command": f"{program} {shlex.join(_without_outputs(sys.argv[1:]))}",
         "device": device,
         "device_name": description,
         "python": platform.python_version(),
@@ -35,13 +36,16 @@ def provenance(device: str, description: str, program: str = "graphseed") -> dic
     }
 
 
-def _without_json(argv: list[str]) -> list[str]:
-    """The arguments but for where the result was written, which is no part of the figure."""
-    argv = [given for given in argv if not given.startswith("--json=")]
-    if "--json" not in argv:
-        return argv
-    at = argv.index("--json")
-    return argv[:at] + argv[at + 2 :]
+def _without_outputs(argv: list[str]) -> list[str]:
+    """The arguments but for where something was written, which is no part of the figure."""
+    kept: list[str] = []
+    is_value = False
+    for given in argv:
+        flag = given.partition("=")[0]
+        if not is_value and flag not in _OUTPUT_FLAGS:
+            kept.append(given)
+        is_value = flag in _OUTPUT_FLAGS and "=" not in given
+    return kept
 
 
 def _commit() -> str | None:
