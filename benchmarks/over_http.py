@@ -3,16 +3,15 @@
 Question: how long does a client of `graphseed serve` wait for its first token, and how many prompt
 tokens a second does it get, under off, seed and resident, for short and long prompts, alone and
 beside others; and how much of that is HTTP's? Server and client are two processes that talk over
-loopback; for one client the same prompts run once more in this process, through Engine.stream.
-Prompts are texts, which either way are made tokens first, in what is timed; or with --ids they are
-token ids, which have to be read from JSON over HTTP alone. Answers of one client must be the same
-tokens by either way and under each policy.
+loopback. For one client each prompt runs in this process too, through Engine.stream, in turn with
+the server, so that both meet the same machine. Prompts are texts, which either way are made tokens
+first, in what is timed; or with --ids they are token ids, which have to be read from JSON over HTTP
+alone. Answers of one client must be the same tokens by either way and under each policy.
 
     python benchmarks/over_http.py -m random:smollm2-135m --device cuda --json FILE
 """
 
 import argparse
-import gc
 import json
 import random
 import statistics
@@ -21,19 +20,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Final
 
-from serving.client import Answer, Load, request_of, run_clients
+from serving.client import Answer, Load, ask, connected, request_of, run_clients
+from serving.direct import Direct, Streamed, streaming
 from serving.process import ServerFailed, serving
 
 from graphseed.capture import Driver, GraphseedError
 from graphseed.cli import options
 from graphseed.drivers import open_driver
-from graphseed.engine import BadParameter, Engine, EngineConfig, EngineCore, SamplingParams
+from graphseed.engine import BadParameter, EngineConfig
 from graphseed.measure.load import spread_of
-from graphseed.measure.policies import POLICIES
 from graphseed.measure.provenance import provenance
 from graphseed.models import Model, load_model
 
@@ -69,15 +67,6 @@ class Case:
         return self.prompts(WARM_UP_SEED)[: NUM_WARM_UP * self.num_clients]
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """The prompts of a case through Engine.stream, one after the other."""
-
-    ttft_ms: tuple[float, ...]  # from the prompt to the first token in the reader's hands
-    engine_ms: tuple[float, ...]  # of these, what the engine says was queue and prompt
-    token_ids: tuple[tuple[int, ...], ...]
-
-
 def config_of(args: argparse.Namespace) -> EngineConfig:
     """The engine's sizes: those that the server makes of `serve_flags`."""
     context_len = max(args.prompts) + args.new_tokens
@@ -97,47 +86,29 @@ def serve_flags(policy: str, args: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def run_direct(
-    policy: str, model: Model, driver: Driver, cases: Sequence[Case], args: argparse.Namespace
-) -> list[Direct]:
-    """Each case through Engine.stream, by one client."""
-    core = EngineCore(model, driver, config_of(args), POLICIES[policy])
-    # As the server understands ignore_eos: an end of sequence is not even sampled.
-    biases = tuple((token_id, -inf) for token_id in sorted(model.eos_ids))
-    params = SamplingParams(max_tokens=args.new_tokens, ignore_eos=True, logit_bias=biases)
-    found = []
-    with Engine(core) as engine:
-        for case in cases:
-            _streamed(engine, model, case.warm_up(), params)
-            time.sleep(REST_SECONDS)
-            found.append(_streamed(engine, model, case.prompts(), params))
-    return found
+def in_turn(case: Case, direct: Direct, port: int, num_new: int) -> tuple[list[Streamed], Load]:
+    """Each prompt through Engine.stream and over HTTP; every other one over HTTP first."""
+    streamed, answers = [], []
+    with connected(port) as connection:
+        for prompt in case.warm_up():
+            direct.ask(prompt)
+            ask(connection, request_of(prompt, num_new))
+        time.sleep(REST_SECONDS)
+        for number, prompt in enumerate(case.prompts()):
+            request = request_of(prompt, num_new)
+            if number % 2:
+                answers.append(ask(connection, request))
+            streamed.append(direct.ask(prompt))
+            if not number % 2:
+                answers.append(ask(connection, request))
+    return streamed, Load(tuple(answers), sum(answer.total_ms for answer in answers) / 1e3)
 
 
-def _streamed(engine: Engine, model: Model, prompts: Prompts, params: SamplingParams) -> Direct:
-    ttft_ms, engine_ms, token_ids = [], [], []
-    for prompt in prompts:
-        start_ns = time.perf_counter_ns()
-        ids = model.encode(prompt) if isinstance(prompt, str) else prompt
-        stream = engine.stream(ids, params)
-        first = next(stream)
-        ttft_ms.append((time.perf_counter_ns() - start_ns) / 1e6)
-        token_ids.append(tuple(delta.token_id for delta in (first, *stream)))
-        timings = stream.request.timings
-        engine_ms.append((timings.first_token_ns - timings.submitted_ns) / 1e6)
-    return Direct(tuple(ttft_ms), tuple(engine_ms), tuple(token_ids))
-
-
-def measured(policy: str, case: Case, port: int, direct: Direct | None, num_new: int) -> Row:
-    """One case over HTTP, beside the same through Engine.stream where that was run."""
+def at_once(case: Case, port: int, num_new: int) -> Load:
+    """Several clients over HTTP."""
     run_clients(port, [request_of(p, num_new) for p in case.warm_up()], case.num_clients)
     time.sleep(REST_SECONDS)
-    load = run_clients(port, [request_of(p, num_new) for p in case.prompts()], case.num_clients)
-    row = row_of(policy, case, load)
-    if direct is not None:
-        row |= beside(direct, load.answers)
-    print(told(row), flush=True)
-    return row
+    return run_clients(port, [request_of(p, num_new) for p in case.prompts()], case.num_clients)
 
 
 def row_of(policy: str, case: Case, load: Load) -> Row:
@@ -159,19 +130,17 @@ def row_of(policy: str, case: Case, load: Load) -> Row:
     }  # fmt: skip
 
 
-def beside(direct: Direct, answers: Sequence[Answer]) -> Row:
-    """How one client's answers compare with the same through Engine.stream."""
-    stream_ms = statistics.median(direct.ttft_ms)
-    outside_ms = statistics.median(
-        ttft - own for ttft, own in zip(direct.ttft_ms, direct.engine_ms, strict=True)
-    )
-    http_outside_ms = statistics.median(answer.ttft_ms - answer.engine_ms for answer in answers)
+def beside(streamed: Sequence[Streamed], answers: Sequence[Answer]) -> Row:
+    """How one client's answers compare with the same through Engine.stream, prompt by prompt."""
+    pairs = list(zip(streamed, answers, strict=True))
+    outside_ms = [
+        (http.ttft_ms - http.engine_ms) - (own.ttft_ms - own.engine_ms) for own, http in pairs
+    ]
     return {
-        "stream_ttft_ms": stream_ms,
-        "stream_outside_engine_ms": outside_ms,
-        "added_ms": statistics.median(answer.ttft_ms for answer in answers) - stream_ms,
-        "added_outside_engine_ms": http_outside_ms - outside_ms,
-        "equal_answers": [answer.token_ids for answer in answers] == list(direct.token_ids),
+        "stream_ttft_ms": statistics.median(own.ttft_ms for own in streamed),
+        "added_ms": statistics.median(http.ttft_ms - own.ttft_ms for own, http in pairs),
+        "added_outside_engine_ms": statistics.median(outside_ms),
+        "equal_answers": all(own.token_ids == http.token_ids for own, http in pairs),
     }
 
 
@@ -194,21 +163,25 @@ def told(row: Row) -> str:
 
 def rows(model: Model, driver: Driver, args: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Every measurement, one by one."""
-    first: dict[Case, tuple[tuple[int, ...], ...]] = {}
+    first: dict[Case, list[tuple[int, ...]]] = {}
+    num_new = args.new_tokens
     for policy in args.policies:
-        alone = [Case(length, 1, args.requests, args.ids) for length in args.prompts]
-        found = dict(zip(alone, run_direct(policy, model, driver, alone, args), strict=True))
-        gc.collect()  # the server has the device for itself
         log = folder / f"serve_{policy}.log"
-        with serving(serve_flags(policy, args), log, start_seconds=args.start_seconds) as port:
+        with (
+            streaming(policy, model, driver, config_of(args), num_new) as direct,
+            serving(serve_flags(policy, args), log, start_seconds=args.start_seconds) as port,
+        ):
             for num_clients in args.clients:
                 for length in args.prompts:
                     case = Case(length, num_clients, args.requests, args.ids)
-                    direct = found.get(case)
-                    row = measured(policy, case, port, direct, args.new_tokens)
-                    if direct is not None:
-                        want = first.setdefault(case, direct.token_ids)
-                        row["equal_to_off"] = want == direct.token_ids
+                    if num_clients > 1:
+                        row = row_of(policy, case, at_once(case, port, num_new))
+                    else:
+                        streamed, load = in_turn(case, direct, port, num_new)
+                        row = row_of(policy, case, load) | beside(streamed, load.answers)
+                        tokens = [own.token_ids for own in streamed]
+                        row["equal_to_off"] = first.setdefault(case, tokens) == tokens
+                    print(told(row), flush=True)
                     yield row
 
 
@@ -272,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = load_model(args.model, device=driver.device, bf16_is_fast=driver.computes_bf16_fast)
     source = provenance(driver.device, driver.description, program="python benchmarks/over_http.py")
     source |= {"benchmark": "over_http", "model": model.name, "new_tokens": args.new_tokens}
-    source["prompts"] = "token ids" if args.ids else "text"
+    source |= {"prompts": "token ids" if args.ids else "text", "compared": "prompt by prompt"}
     are_equal = True
     with tempfile.TemporaryDirectory() as folder:
         try:

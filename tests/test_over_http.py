@@ -44,13 +44,17 @@ def test_answers_over_http_are_those_of_the_stream_under_every_policy(over_http,
     assert hits["resident", 1, 20] == hits["resident", 1, 64] == 1
 
 
-def test_an_answer_that_differs_is_found(over_http):
-    direct = over_http.Direct((2.0,), (1.5,), ((1, 2),))
+def test_pairs_are_compared_one_by_one_and_an_answer_that_differs_is_found(over_http):
+    own = [over_http.Streamed(ttft_ms, 1.5, (1, 2)) for ttft_ms in (2.0, 20.0, 200.0)]
     timings = {"queue_ms": 0.5, "prompt_ms": 1.5}
-    right, wrong = (over_http.Answer(3.0, ids, timings) for ids in ((1, 2), (1, 3)))
-    assert over_http.beside(direct, [right])["equal_answers"]
-    assert not over_http.beside(direct, [wrong])["equal_answers"]
-    assert over_http.beside(direct, [right])["added_ms"] == 1.0
+
+    def over(ttft_ms, token_ids=(1, 2)):
+        return over_http.Answer(ttft_ms, 300.0, token_ids, timings)
+
+    found = over_http.beside(own, [over(2.5), over(20.75), over(210.0)])
+    assert (found["added_ms"], found["added_outside_engine_ms"]) == (0.75, 0.25)
+    assert found["stream_ttft_ms"] == 20.0 and found["equal_answers"]
+    assert not over_http.beside(own[:1], [over(2.5, (1, 3))])["equal_answers"]
 
 
 def test_a_server_that_does_not_come_up_says_its_last_words(over_http, tmp_path):

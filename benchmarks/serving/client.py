@@ -30,6 +30,7 @@ class Answer:
     """One streamed answer, by the client's clock and by the server's own timings."""
 
     ttft_ms: float  # from the first byte sent to the first token's event read
+    total_ms: float  # to the last one's
     token_ids: tuple[int, ...]
     timings: dict[str, Any]  # llama-server's, with prompt_observations and its like
 
@@ -62,6 +63,13 @@ def request_of(prompt: str | list[int], num_new: int) -> bytes:
     return head.encode() + body
 
 
+def connected(port: int) -> socket.socket:
+    """A connection to a server on this machine."""
+    connection = socket.create_connection((LOOPBACK, port), REPLY_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
 def run_clients(port: int, requests: Sequence[bytes], num_clients: int) -> Load:
     """Let so many clients send the requests in order, each its next one after its last answer.
 
@@ -73,8 +81,7 @@ def run_clients(port: int, requests: Sequence[bytes], num_clients: int) -> Load:
 
     def client() -> None:
         try:
-            with socket.create_connection((LOOPBACK, port), REPLY_SECONDS) as connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with connected(port) as connection:
                 while True:
                     with lock:
                         job = None if errors else next(waiting, None)
@@ -123,6 +130,7 @@ def ask(connection: socket.socket, request: bytes) -> Answer:
         if not data:
             raise BadAnswer(f"the connection ended early, after {bytes(reply.body[-200:])!r}")
         parser.feed_data(data)
+    end = time.perf_counter_ns()
     if parser.get_status_code() != 200:
         raise BadAnswer(f"status {parser.get_status_code()}: {bytes(reply.body[:500])!r}")
     lines = [line for line in bytes(reply.body).split(b"\n") if line.startswith(DATA)]
@@ -130,4 +138,5 @@ def ask(connection: socket.socket, request: bytes) -> Answer:
     if not told or "timings" not in told[-1]:
         raise BadAnswer(f"the stream ended early: {told[-1:]}")
     token_ids = [token_id for event in told[:-1] for token_id in event["tokens"]]
-    return Answer((reply.first_ns - start) / 1e6, tuple(token_ids), told[-1]["timings"])
+    ttft_ms, total_ms = ((at - start) / 1e6 for at in (reply.first_ns, end))
+    return Answer(ttft_ms, total_ms, tuple(token_ids), told[-1]["timings"])
