@@ -34,12 +34,16 @@ class Detokenizer:
         # character, byte-fallback decoders one for each byte of the whole run it ends.
         new = self._show(certain)
         if new and certain == text:  # an id without text must not become where decoding begins
+            if self._clean > self._start:
+                text = self._decode(self._ids[self._clean :])
             self._start, self._clean = self._clean, len(self._ids)
-            self._shown = len(self._decode(self._ids[self._start :]))
+            self._shown = len(text)
         return new
 
     def flush(self) -> str:
         """Return what is still held, as it is: no more ids will come."""
+        if self._clean == len(self._ids):
+            return ""
         return self._show(self._decode(self._ids[self._start :]))
 
     def _give_up(self) -> str:
