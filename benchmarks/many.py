@@ -59,12 +59,14 @@ def measured(
         f"{policy:>9} {num_clients:>3} clients: queue {figures['queue_ms']:8.2f} ms, prompt "
         f"{figures['prompt_ms']:8.2f} ms, decode {figures['decode_tokens_per_second']:7.1f} tok/s, "
         f"hits {hits['prompt']:.2f}/{hits['decode']:.2f}, longest capture beside a stream "
-        f"{longest_ms:.0f} ms, {proof.num_steps} plans {'equal' if proof.is_equal else 'DIFFER'}"
+        f"{longest_ms:.0f} ms, {proof.num_steps} plans {'equal' if proof.is_equal else 'DIFFER'}, "
+        f"{result.num_proven_replays} of their prompt steps replayed"
     )
     return {
         "kind": "load", "policy": policy, "clients": num_clients, "requests": len(jobs),
         "figures": figures, "hit_rate": hits, "longest_capture_beside_a_stream_ms": longest_ms,
-        "recorded_steps": proof.num_steps, "equal_bytes": proof.is_equal,
+        "recorded_steps": proof.num_steps, "recorded_prompt_replays": result.num_proven_replays,
+        "equal_bytes": proof.is_equal,
     }  # fmt: skip
 
 

@@ -50,7 +50,8 @@ def result_of(policy: str, run: LoadRun, num_clients: int = 8, **more: object) -
     counts[Namespace.PROMPT] = more.pop("prompt", counts[Namespace.PROMPT])
     settings = {
         "capture_ms": 3.0, "num_released_by_decode": 0, "refused": (),
-        "longest_capture_beside_stream_ms": 0.0, "proof": ReplayReport(20, (), True), **more,
+        "longest_capture_beside_stream_ms": 0.0, "proof": ReplayReport(20, (), True),
+        "num_proven_replays": 4, **more,
     }  # fmt: skip
     return LoadResult(policy, num_clients, run, counts, **settings)
 
@@ -106,6 +107,12 @@ def test_no_prompt_hits_are_said_with_their_reason():
     assert "none of 6 seeded was seen a second time" in words("resident", prompt=none)
     # Where prompts did replay, and under off, nothing of it is said.
     assert len(report.findings([OFF, result_of("seed", OFF.run)])) == 1
+
+
+def test_a_proof_without_a_replay_is_said_to_prove_none():
+    found = report.findings([OFF, result_of("seed", OFF.run, num_proven_replays=0)])
+    assert "equal bytes say nothing of replays" in found[-1]
+    assert len(report.findings([OFF, result_of("off", OFF.run, num_proven_replays=0)])) == 1
 
 
 def test_differing_bytes_are_named_first():

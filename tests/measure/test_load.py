@@ -77,6 +77,7 @@ def test_every_policy_answers_the_same_requests_with_as_many_tokens_and_equal_by
         assert result.run.num_tokens == 8 * 4, policy
         assert [r.prompt_ids for r in result.run.requests] == [job.prompt_ids for job in jobs]
         assert result.proof.is_equal and result.proof.num_steps > 0, policy
+        assert (result.num_proven_replays > 0) is (policy in ("seed", "resident")), policy
 
 
 def test_ttft_is_queue_time_and_prompt_time(model: Model):

@@ -197,6 +197,7 @@ class LoadResult:
     # not counted.
     longest_capture_beside_stream_ms: float
     proof: ReplayReport
+    num_proven_replays: int  # prompt steps that replayed in what was recorded
 
     def hit_rate(self, namespace: Namespace) -> float:
         """Share of observations that replayed; 0 where there were none."""
@@ -261,10 +262,10 @@ def measure_load(
         run = run_load(engine, jobs, num_clients, on_end)
         seen = engine.call(watch.taken)
         longest_ms = engine.core.longest_capture_beside_stream_ms
-    proof = prove_load(policy, model, driver, config, jobs[:num_proven], num_clients)
+    proof, num_replays = prove_load(policy, model, driver, config, jobs[:num_proven], num_clients)
     return LoadResult(
         policy, num_clients, run, seen.tally.counts, seen.capture_ms, seen.num_released_by_decode,
-        tuple(seen.refused), longest_ms, proof,
+        tuple(seen.refused), longest_ms, proof, num_replays,
     )  # fmt: skip
 
 
@@ -275,10 +276,11 @@ def prove_load(
     config: EngineConfig,
     jobs: Sequence[Job],
     num_clients: int,
-) -> ReplayReport:
+) -> tuple[ReplayReport, int]:
     """Record the plans of a load under one of POLICIES and run them again with graphs disabled.
 
-    Compares the logits of every step and all K/V that was written, byte by byte.
+    Compares the logits of every step and all K/V that was written, byte by byte. Also returns how
+    many prompt steps replayed in what was recorded: without any, equal bytes say nothing of graphs.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plans.jsonl"
@@ -288,7 +290,8 @@ def prove_load(
         with _opened(core) as engine:
             run_load(engine, jobs, num_clients)
             engine.call(recorder.close)
-        return replay(path, model, driver)
+            num_replays = core.tally.counts[Namespace.PROMPT].replayed
+        return replay(path, model, driver), num_replays
 
 
 @contextmanager

@@ -114,6 +114,11 @@ def findings(results: Sequence[LoadResult]) -> list[str]:
             found.append(compared(baseline, result))
         if result.policy in REPLAYING and not result.counts[Namespace.PROMPT].replayed:
             found.append(f"{_title(result)}: no prompt graph replayed: {_why_no_hits(result)}")
+        elif result.policy in REPLAYING and not result.num_proven_replays:
+            found.append(
+                f"{_title(result)}: no prompt graph replayed in the requests whose bytes were "
+                "compared: equal bytes say nothing of replays here"
+            )
     if not baselines:
         found.append(f"no multiple is said: policy {BASELINE} was not run beside the others")
     return found
@@ -199,6 +204,7 @@ def row_record(result: LoadResult) -> dict[str, object]:
         "capture_ms": result.capture_ms,
         "longest_capture_beside_stream_ms": result.longest_capture_beside_stream_ms,
         "recorded_steps": result.proof.num_steps,
+        "recorded_prompt_replays": result.num_proven_replays,
         "equal_bytes": result.proof.is_equal,
     }
 
