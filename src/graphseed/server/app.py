@@ -64,7 +64,7 @@ def create_app(
     short: dict[str, Endpoint] = {}
     for module in ROUTERS:
         routes = _routes_of(module, state, lifecycle)
-        short |= short_routes(routes.routes)
+        short = dict(short_routes(routes.routes)) | short  # of equal paths the first, as FastAPI
         app.include_router(routes, dependencies=needs_model)
     for module in WAKEFUL_ROUTERS:
         app.include_router(_routes_of(module, state, lifecycle))

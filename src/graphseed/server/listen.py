@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from graphseed.capture.errors import GraphseedError
+from graphseed.server.connection import Connection
 from graphseed.server.lifecycle import Lifecycle
 
 BACKLOG: Final = 1024
@@ -172,7 +173,8 @@ async def _sleep_when_idle(lifecycle: Lifecycle) -> None:
 
 def _config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
     return uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+        app, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none",
+        server_header=False,
         headers=[("Server", "graphseed")], backlog=BACKLOG, proxy_headers=False,
         timeout_graceful_shutdown=CONNECTIONS_SECONDS,
         ssl_keyfile=options.ssl_key_file, ssl_certfile=options.ssl_cert_file,

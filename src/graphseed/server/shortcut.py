@@ -7,7 +7,7 @@ is done before a prompt is handed in. Does not know any endpoint, and no other r
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -54,6 +54,8 @@ def short_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, Any]]:
             isinstance(route, APIRoute)
             and route.methods == {"POST"}
             and not route.param_convertors
+            and not route.dependencies
+            and iscoroutinefunction(route.endpoint)
             and list(signature(route.endpoint).parameters) == ["request"]
         ):
             yield route.path, route.endpoint

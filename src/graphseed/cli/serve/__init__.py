@@ -22,7 +22,7 @@ from graphseed.cli.serve.flags import BadUsage, ServeArgs
 
 SUMMARY: Final = "Serve a model over HTTP, as llama-server and OpenAI's API do."
 WRONG_USAGE: Final = 2  # exit code
-_NEEDED: Final = ("fastapi", "uvicorn")
+_NEEDED: Final = ("fastapi", "httptools", "uvicorn")
 
 logger = logging.getLogger("graphseed.server")
 
@@ -129,7 +129,7 @@ async def _run(args: ServeArgs, selection: Selection) -> bool:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one (not on Windows): a first token is a third of a ms sooner."""
+    """uvloop where there is one: a first token is a fifth of a millisecond sooner."""
     if find_spec("uvloop") is None:
         return None
     import uvloop

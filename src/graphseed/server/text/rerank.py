@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -36,6 +36,8 @@ from graphseed.server.text.tokens import BLOCKING_CHARACTERS
 from graphseed.server.wire.fields import Fields, json_body, wrong
 from graphseed.server.wire.replies import documented, json_reply
 from graphseed.server.wire.sse import unless_gone
+
+PAIR_CHARACTERS: Final = 200  # that tokenising a pair takes as long as, however short it is
 
 
 def router(state: ServerState) -> APIRouter:
@@ -101,7 +103,7 @@ async def _open(state: ServerState, asked: Asked) -> list[EngineRequest]:
     template = None if wanted is None else NAMED.get(wanted, wanted)
     num_characters = num * len(asked.query) + sum(map(len, asked.documents))
     try:
-        if num_characters < BLOCKING_CHARACTERS:
+        if num_characters + num * PAIR_CHARACTERS < BLOCKING_CHARACTERS:
             prompts = _pairs(served.model, asked, template)
         else:
             prompts = await asyncio.to_thread(_pairs, served.model, asked, template)

@@ -65,9 +65,10 @@ async def event_stream(
     stream = _EventStream(request, events, interval, ends_with_done, error_event)
     try:
         await stream.begun()
-    except BaseException:
+    except BaseException as error:
         await stream.end()
-        raise
+        if not isinstance(error, ClientGone) or not stream.has_begun:
+            raise
     return stream
 
 
@@ -115,6 +116,8 @@ class _EventStream(StreamingResponse):
         self._sent_at = loop.time()
         self._send = request._send  # what the framework will call this response with
         self._has_begun: asyncio.Future[None] = loop.create_future()
+        self._lock = asyncio.Lock()  # events and pings are sent one after the other
+        self._ping: asyncio.Future[None] | None = None  # while one is sent
         self._sending = asyncio.create_task(self._send_all())
         self._gone = asyncio.create_task(_disconnected(request.receive))
 
@@ -122,16 +125,21 @@ class _EventStream(StreamingResponse):
         """Wait until something was sent. Raises what prevented it, or ClientGone."""
         first = {self._has_begun, self._sending, self._gone}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if self._has_begun.done():
+        if self.has_begun:
             return
         if self._sending.done():
             self._sending.result()
         raise ClientGone
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was sent."""
+        return self._has_begun.done()
+
     async def end(self) -> None:
         """Send nothing more, and let the generator end."""
-        await _ended(self._gone)
-        await _ended(self._sending)
+        ping = () if self._ping is None else (self._ping,)
+        await _ended(self._gone, self._sending, *ping)
         await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,6 +158,8 @@ class _EventStream(StreamingResponse):
             await self._send_events()
         finally:
             await _ended(pings)
+        if self._ping is not None:
+            await asyncio.wait({self._ping})  # one that has begun to be sent
         await self._put(b"", is_last=True)
 
     async def _send_events(self) -> None:
@@ -161,7 +171,7 @@ class _EventStream(StreamingResponse):
         except ClientDisconnect:  # nobody reads
             raise
         except Exception as error:
-            if not self._has_begun.done():
+            if not self.has_begun:
                 raise
             told = of_exception(error)
             if isinstance(told, Failed):
@@ -174,17 +184,20 @@ class _EventStream(StreamingResponse):
         while True:
             quiet = self._clock() - self._sent_at
             if quiet >= self._ping_seconds:
-                await self._put(PING)
+                # Who ends the pings must not cut off the start of the response.
+                self._ping = asyncio.ensure_future(self._put(PING))
+                await asyncio.shield(self._ping)
                 quiet = 0.0
             await asyncio.sleep(self._ping_seconds - quiet)
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
         self._sent_at = self._clock()
-        if not self._has_begun.done():
-            self._has_begun.set_result(None)
-            start = {"type": "http.response.start", "status": self.status_code}
-            await self._send({**start, "headers": self.raw_headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        async with self._lock:
+            if not self.has_begun:
+                self._has_begun.set_result(None)
+                start = {"type": "http.response.start", "status": self.status_code}
+                await self._send({**start, "headers": self.raw_headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -192,7 +205,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is not looked at."""
     for task in tasks:
         task.cancel()

@@ -1,0 +1,99 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol on httptools, made safe.
+
+Owns Connection. What httptools leaves open is closed here: the lines before a body have no limit of
+size or of time, and a request that offers another protocol (`Upgrade`, as Java's client does with
+each request) loses its body. An offer may be ignored (RFC 9110, 7.8), and is.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES: Final = 1 << 16  # request line and headers of a request
+HEAD_SECONDS: Final = 30.0  # from its first bytes to its last header
+_OFFERS: Final = frozenset({b"upgrade", b"http2-settings"})
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection; uvicorn makes it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._num_heads = 0  # whole ones so far
+        self._is_in_head = True
+        self._num_bytes = 0  # of a head that is not whole
+        self._deadline: asyncio.TimerHandle | None = None  # of that head
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        num_heads = self._num_heads
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse("Invalid HTTP request received.")
+            return
+        if not self._is_in_head or self._num_heads > num_heads:
+            return
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_HEAD_BYTES:
+            self._refuse(f"The headers are larger than {MAX_HEAD_BYTES} bytes.")
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(
+                HEAD_SECONDS, self._refuse, f"The headers did not come within {HEAD_SECONDS:g} s."
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_of_head()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():  # `_feed` comes back to it
+            return
+        self._end_of_head()
+        self._num_heads += 1
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. Raises HttpParserError."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self._feed(head + rest)
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was read, as if no other protocol had been offered."""
+        if not any(name in _OFFERS for name, _ in self.headers):  # CONNECT is no such offer
+            raise httptools.HttpParserError("a tunnel was asked for")
+        lines = [b"%s %s HTTP/%s" % (
+            self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        )]  # fmt: skip
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                value = b", ".join(token for token in tokens if token.lower() not in _OFFERS)
+            if name not in _OFFERS and (value or name != b"connection"):
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _end_of_head(self) -> None:
+        self._num_bytes = 0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, why: str) -> None:
+        self.logger.warning("%s", why)
+        self.send_400_response(why)

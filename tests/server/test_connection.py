@@ -1,0 +1,179 @@
+"""Connections on real sockets: offers of other protocols, heads without end, and what goes on."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graphseed.server import connection
+from graphseed.server.connection import MAX_HEAD_BYTES, Connection
+
+BODY = b'{"prompt":"hi"}'
+OFFER = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+)
+HEAD = b"POST /echo?a=1 HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
+
+
+async def echo(request: Request) -> Response:
+    body = (await request.body()).decode()
+    names = sorted({*request.headers})
+    return JSONResponse({"path": str(request.url.path), "body": body, "headers": names})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    app = Starlette(routes=[Route("/echo", echo, methods=["GET", "POST"])])
+    config = uvicorn.Config(app, http=Connection, ws="none", log_level="error", lifespan="off")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
+        bound.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        until = time.monotonic() + 10
+        while not server.started:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        yield bound.getsockname()[1]
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def client(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), 10) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield made
+
+
+def answer(client: socket.socket) -> tuple[int, Any]:
+    """Status and body of the next answer; its body as JSON, where it is."""
+    with client.makefile("rb") as reader:
+        status = int(reader.readline().split()[1])
+        length = 0
+        while (line := reader.readline().strip()) != b"":
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        body = reader.read(length)
+    return status, json.loads(body) if body.startswith(b"{") else body.decode()
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("cut", [None, 5, -len(BODY), -3, "each byte"])
+def test_an_offer_of_another_protocol_is_ignored_and_the_body_is_whole(
+    client: socket.socket, cut: int | str | None
+) -> None:
+    whole = HEAD % (OFFER, len(BODY)) + BODY
+    if cut is None:
+        parts = [whole]
+    elif isinstance(cut, int):
+        parts = [whole[:cut], whole[cut:]]
+    else:
+        parts = [bytes([byte]) for byte in whole]
+    for _ in range(2):  # the connection goes on
+        for part in parts:
+            client.sendall(part)
+            if len(parts) == 2:
+                time.sleep(0.05)
+        status, told = answer(client)
+        assert (status, told["path"], told["body"]) == (200, "/echo", BODY.decode())
+        assert told["headers"] == ["content-length", "host"]
+
+
+def test_a_chunked_body_behind_an_offer_is_whole(client: socket.socket) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\n%sTransfer-Encoding: chunked\r\n\r\n" % OFFER
+    client.sendall(head + b"f\r\n" + BODY + b"\r\n0\r\n\r\n")
+    assert answer(client)[1]["body"] == BODY.decode()
+
+
+def test_what_else_the_connection_header_says_is_kept(client: socket.socket) -> None:
+    offer = b"Connection: close, Upgrade\r\nUpgrade: websocket\r\n"
+    client.sendall(HEAD % (offer, len(BODY)) + BODY)
+    status, told = answer(client)
+    assert status == 200 and told["headers"] == ["connection", "content-length", "host"]
+    assert is_closed(client)
+
+
+def test_a_tunnel_is_refused(client: socket.socket) -> None:
+    client.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer(client)[0] == 400
+    assert is_closed(client)
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /echo HTTP/1.1\r\nHost: x\r\nX-A: ", b"a" * 4096),
+        (b"GET /", b"a" * 4096),
+        (b"GET /echo HTTP/1.1\r\n", b"X-A: a\r\n" * 512),
+    ],
+)
+def test_a_head_without_end_is_refused(client: socket.socket, begin: bytes, more: bytes) -> None:
+    client.sendall(begin)
+    sent = 0
+    with pytest.raises(OSError):
+        while sent < 64 * MAX_HEAD_BYTES:
+            client.sendall(more)
+            sent += len(more)
+    assert sent < 64 * MAX_HEAD_BYTES
+
+
+def test_a_long_head_and_a_longer_body_are_taken_one_behind_the_other(
+    client: socket.socket,
+) -> None:
+    body = b"x" * (8 * MAX_HEAD_BYTES)
+    long = HEAD % (b"X-A: %s\r\n" % (b"a" * (MAX_HEAD_BYTES // 2)), len(body)) + body
+    for _ in range(3):
+        client.sendall(long)
+        status, told = answer(client)
+        assert (status, len(told["body"])) == (200, len(body))
+
+
+def test_requests_in_one_packet_are_answered_in_turn(client: socket.socket) -> None:
+    one = HEAD % (b"", len(BODY)) + BODY
+    client.sendall(one * 3)
+    with client.makefile("rb") as reader:
+        text = b""
+        while text.count(BODY.replace(b'"', b'\\"')) < 3:
+            text += reader.read1(4096)
+    assert text.count(b"HTTP/1.1 200") == 3
+
+
+def test_a_head_that_does_not_come_is_given_up(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
+    client.sendall(b"GET /echo HTTP/1.1\r\nHo")
+    status, told = answer(client)
+    assert status == 400 and "did not come within 0.1 s" in told
+    assert is_closed(client)
+
+
+def test_a_head_in_pieces_in_time_is_answered_and_nothing_is_given_up_later(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
+    for part in (b"GET /echo HTTP/1.1\r\nHo", b"st: x\r\n\r\n"):
+        client.sendall(part)
+        time.sleep(0.1)
+    assert answer(client)[0] == 200
+    time.sleep(0.4)
+    client.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer(client)[0] == 200
