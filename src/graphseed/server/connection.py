@@ -28,13 +28,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        num_heads = self._num_heads
+        num_heads, was_in_head = self._num_heads, self._is_in_head
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse("Invalid HTTP request received.")
             return
-        if not self._is_in_head or self._num_heads > num_heads:
+        if not (was_in_head and self._is_in_head) or self._num_heads > num_heads:
             return
         self._num_bytes += len(data)
         if self._num_bytes > MAX_HEAD_BYTES:
