@@ -203,3 +203,12 @@ def test_lists_that_can_never_run_are_refused_before_they_are_looked_at() -> Non
     for many in ([1] * 64, [1] + [object()] * 63, [[1] * 64]):
         with pytest.raises(PromptTooLong, match="64 tokens"):
             prompts(model, many)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"content":"\xed\xa0\x80"}', '{"content":"\\ud800"}'.encode("utf-16")]
+)
+def test_half_a_character_is_no_text_however_it_is_written(raw: bytes) -> None:
+    with small_server() as server:
+        reply = server.client.post("/tokenize", content=raw)
+    assert reply.status_code == 400 and "surrogate" in reply.json()["error"]["message"]

@@ -75,7 +75,7 @@ def _serve(args: ServeArgs) -> int:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtra(
-            f"graphseed serve needs {' and '.join(missing)}; pip install 'graphseed[serve]'"
+            f"graphseed serve needs {', '.join(missing)}; pip install 'graphseed[serve]'"
         )
     for note in args.notes:
         logger.warning("%s", note)
