@@ -10,7 +10,6 @@ clock)?
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from typing import Final
 
 from graphseed.capture import Driver, GraphseedError, Namespace
 from graphseed.cli import options
+from graphseed.cli.records import append_record
 from graphseed.drivers import open_driver
 from graphseed.engine import BadParameter, EngineConfig
 from graphseed.measure import load
@@ -155,8 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows(model, driver, args):  # each is kept as soon as it is there
         are_equal &= bool(row.get("equal_bytes", True))
         if args.json is not None:
-            with args.json.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(source | row) + "\n")
+            append_record(args.json, source | row)
     return 0 if are_equal else 1
 
 

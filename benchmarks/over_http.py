@@ -12,7 +12,6 @@ alone. Answers of one client must be the same tokens by either way and under eac
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -29,6 +28,7 @@ from serving.process import ServerFailed, serving
 
 from graphseed.capture import Driver, GraphseedError
 from graphseed.cli import options
+from graphseed.cli.records import append_record
 from graphseed.drivers import open_driver
 from graphseed.engine import BadParameter, EngineConfig
 from graphseed.measure.load import spread_of
@@ -252,8 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for row in rows(model, driver, args, args.logs or Path(folder)):
                 are_equal &= bool(row.get("equal_answers", True) and row.get("equal_to_off", True))
                 if args.json is not None:  # each is kept as soon as it is there
-                    with args.json.open("a", encoding="utf-8") as out:
-                        out.write(json.dumps(source | row) + "\n")
+                    append_record(args.json, source | row)
         except ServerFailed as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

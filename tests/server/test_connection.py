@@ -2,13 +2,11 @@
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +14,7 @@ from starlette.routing import Route
 
 from graphseed.server import connection
 from graphseed.server.connection import MAX_HEAD_BYTES, Connection
+from tests.server.small import listening
 
 BODY = b'{"prompt":"hi"}'
 OFFER = (
@@ -33,20 +32,8 @@ async def echo(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     app = Starlette(routes=[Route("/echo", echo, methods=["GET", "POST"])])
-    config = uvicorn.Config(app, http=Connection, ws="none", log_level="error", lifespan="off")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
-        bound.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
-        thread.start()
-        until = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        yield bound.getsockname()[1]
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
+    with listening(app, http=Connection, ws="none") as address:
+        yield int(address.rpartition(":")[2])
 
 
 @pytest.fixture

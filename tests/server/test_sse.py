@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from graphseed.engine import QueueFull
 from graphseed.server.errors import ApiError, InvalidRequest, of_exception
@@ -249,3 +250,59 @@ def test_work_that_is_not_streamed_has_its_result_and_its_error() -> None:
     with listening(Starlette(routes=[Route("/", root, methods=["POST"])])) as address:
         assert httpx.post(address, json=5).json() == 2
         assert httpx.post(address, json=0).json() == "error"
+
+
+def sent_over(
+    events: Events, *, start_seconds: float = 0.0, gone: asyncio.Event | None = None, **more: Any
+) -> list[str]:
+    """What an application is told to send by one stream, on a sender that takes its time."""
+    sent: list[str] = []
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await asyncio.sleep(start_seconds)
+        sent.append(message["type"].removeprefix("http.response."))
+
+    async def receive() -> Message:
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+        request = Request(scope, receive, send)
+        try:
+            reply: Response = await event_stream(
+                request, events(), QUIET, ends_with_done=True, **more
+            )
+        except ClientGone as error:
+            reply = JSONResponse(error.body, error.status)
+        await reply(scope, receive, send)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+    return sent
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.03])
+def test_a_ping_beside_a_slow_start_neither_overtakes_nor_loses_it(seconds: float) -> None:
+    async def events() -> AsyncGenerator[Event, None]:
+        await asyncio.sleep(seconds)  # 0.001: the event starts the response, 0.03: a ping does
+        yield {"n": 1}
+
+    sent = sent_over(events, start_seconds=0.05, ping_seconds=0.02)
+    assert sent[0] == "start" and sent.count("start") == 1 and len(sent) > 3
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+def test_a_client_that_leaves_as_the_first_event_comes_gets_one_start(num_turns: int) -> None:
+    gone = asyncio.Event()
+
+    async def events() -> AsyncGenerator[Event, None]:
+        await asyncio.sleep(0.01)
+        gone.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        yield {"n": 1}
+        await asyncio.sleep(10)
+
+    assert sent_over(events, gone=gone, ping_seconds=-1.0).count("start") == 1
