@@ -38,6 +38,14 @@ def assert_usable(engine):
         ([1] * 256, PromptTooLong, "256 tokens and the context holds 256"),
         ([1, 2, 99999], BadToken, "token id 99999 at position 2 .* 0 to 511"),
         ([-1], BadToken, "token id -1 at position 0"),
+        ([1, 512], BadToken, "token id 512 at position 1"),
+        ([1, 1 << 70], BadToken, "token id 1180591620717411303424 at position 1"),
+        (np.array([5, -2]), BadToken, "token id -2 at position 1"),
+        (np.array([5, 512], np.uint16), BadToken, "token id 512 at position 1"),
+        (np.array([5.0]), BadToken, "token 5.0 at position 0 is a float"),
+        (np.array([True]), BadToken, "token True at position 0 is a bool"),
+        (np.array([[5, 6]]), BadToken, "token .* at position 0 is a list"),
+        (np.array([], np.int64), EmptyPrompt, "0 tokens"),
     ],
 )
 def test_a_bad_prompt_is_one_clear_error_and_the_next_request_works(

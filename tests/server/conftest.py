@@ -7,14 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from graphseed.capture import Policy, Selection
 from graphseed.drivers import open_driver
 from graphseed.engine import EngineConfig, EngineCore
 from graphseed.models import Model, load_model
-from graphseed.server.app import create_app
+from graphseed.server.app import Application, create_app
 from graphseed.server.ledger import Ledger, WatchedEngine
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.settings import ServerSettings
@@ -45,7 +44,7 @@ class Server:
 
     state: ServerState
     lifecycle: Lifecycle
-    app: FastAPI
+    app: Application
     http: TestClient  # for tests that are no coroutines
 
     @property

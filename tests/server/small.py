@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from graphseed.capture import Selection
 from graphseed.engine import EngineConfig, EngineCore, SamplingParams
-from graphseed.server.app import create_app
+from graphseed.server.app import Application, create_app
 from graphseed.server.ledger import Ledger
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.settings import ServerSettings
@@ -33,7 +33,7 @@ class Small:
 
     state: ServerState
     ledger: Ledger
-    app: ASGIApp
+    app: Application
     client: TestClient
 
     @property

@@ -69,7 +69,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(make_server):
 
 
 def test_a_fault_of_ours_tells_the_client_nothing_and_the_log_everything(server, caplog):
-    @server.app.get("/fault")
+    @server.app.fastapi.get("/fault")
     async def fault() -> None:
         raise ZeroDivisionError("the secret reason")
 
@@ -78,6 +78,17 @@ def test_a_fault_of_ours_tells_the_client_nothing_and_the_log_everything(server,
     assert response.status_code == 500 and error["type"] == "server_error"
     assert "secret" not in response.text and "ZeroDivision" not in response.text
     assert response.headers["x-request-id"] in caplog.text
+    assert "ZeroDivisionError: the secret reason" in caplog.text
+
+
+def test_a_fault_on_the_short_way_is_told_alike(server, caplog, monkeypatch):
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError("the secret reason")
+
+    monkeypatch.setattr("graphseed.server.text.completions.parse", fault)
+    response = server.post("/completion", {"prompt": "a"})
+    assert response.status_code == 500 and error_of(response)["type"] == "server_error"
+    assert "secret" not in response.text and "ZeroDivision" not in response.text
     assert "ZeroDivisionError: the secret reason" in caplog.text
 
 

@@ -114,11 +114,11 @@ def test_these_checks_find_what_the_document_does_not_say():
     answer: Any = None
     with small_server() as server:
 
-        @server.app.get("/probe", responses={200: {"content": {"application/json": SHAPE}}})
+        @server.app.fastapi.get("/probe", responses={200: {"content": {"application/json": SHAPE}}})
         async def probe() -> Any:
             return JSONResponse(*answer)
 
-        server.app.openapi_schema = None
+        server.app.fastapi.openapi_schema = None
         served = server, schemathesis.openapi.from_asgi("/openapi.json", server.app)
         answer = {"a": 1}, 200
         check_answers(served, "right", "GET", "/probe", 1)

@@ -61,7 +61,7 @@ def sentencepiece() -> Any:
 
 
 def prompts(model: Any, value: Any) -> list[list[int]]:
-    return asyncio.run(prompts_of(model, SIZES, value))
+    return [list(map(int, ids)) for ids in asyncio.run(prompts_of(model, SIZES, value))]
 
 
 def test_tokens_written_as_text_are_the_text(server: Small) -> None:
@@ -167,8 +167,8 @@ def test_a_prompt_has_many_shapes(value: Any, want: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, 7, True, [], [[]], [None], {}, {"prompt_string": 7}, [1, True], [1, 2.0], ["a", 512],
-     ["a", -1], [1, [2]], [["a", ["b"]]]],
+    [None, 7, True, [], [[]], [None], {}, {"prompt_string": 7}, [1, True], [False, 9], [1, 2.0],
+     ["a", 512], [1, 1 << 70], ["a", -1], [1, [2]], [["a", ["b"]]]],
 )  # fmt: skip
 def test_what_is_no_prompt_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="prompt"):

@@ -31,6 +31,7 @@ Sink = Callable[[Delta], None]
 
 RETRY_SECONDS: Final = 0.005
 JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
+WAKING_SECONDS: Final = 1e-4  # in which a reader that slept for long comes to itself
 
 
 class Handle:
@@ -356,7 +357,7 @@ class Engine:
         if has_begun:
             # Let go of the interpreter: preparing the next step would keep it from the reader for
             # a good part of a millisecond.
-            time.sleep(0)
+            time.sleep(WAKING_SECONDS if len(self._readers) < 2 else 0)
 
     def _abandon(self, why: Exception) -> None:
         """Tell every reader that is still waiting, whatever went wrong before."""

@@ -12,7 +12,10 @@ from enum import Enum
 from math import inf
 from numbers import Integral, Real
 from types import UnionType
-from typing import Final
+from typing import Any, Final, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
 
 from graphseed.capture.errors import IllegalMove
 from graphseed.engine.errors import BadParameter, BadToken, EmptyPrompt, PromptTooLong
@@ -246,7 +249,7 @@ def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int)
         raise EmptyPrompt
     if len(ids) >= context_len:
         raise PromptTooLong(len(ids), context_len)
-    if min(ids) < 0 or max(ids) >= vocab_size:
+    if not _all_within(prompt_ids if _is_of_whole_numbers(prompt_ids) else ids, vocab_size):
         position = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
         raise BadToken(position, ids[position], vocab_size)
     return ids
@@ -255,7 +258,7 @@ def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int)
 def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
     """Token ids as plain ints, from a list, an array or a tensor. Raises BadToken for others."""
     ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
-    if set(map(type, ids)) <= {int}:
+    if _is_of_whole_numbers(prompt_ids) or set(map(type, ids)) <= {int}:
         return ids
     checked = []
     for position, token in enumerate(ids):
@@ -266,3 +269,19 @@ def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
         except TypeError:  # a tensor of another kind has the method too
             raise BadToken(position, token) from None
     return tuple(checked)
+
+
+def _is_of_whole_numbers(prompt_ids: object) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
+    """Whether it is an array whose type says so: nothing in it has to be looked at."""
+    if not isinstance(prompt_ids, np.ndarray):
+        return False
+    return prompt_ids.dtype.kind in "iu" and prompt_ids.ndim == 1
+
+
+def _all_within(ids: tuple[int, ...] | npt.NDArray[np.integer[Any]], vocab_size: int) -> bool:
+    """Whether every id is one of the model's. There may be many: `min` of a tuple is slow."""
+    try:
+        numbers = np.fromiter(ids, np.int64, len(ids)) if isinstance(ids, tuple) else ids
+    except OverflowError:
+        return False
+    return bool(numbers.min() >= 0 and numbers.max() < vocab_size)

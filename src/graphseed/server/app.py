@@ -1,6 +1,8 @@
 """The application: every endpoint behind one gate, and every error an error object.
 
-Owns create_app and the list of the endpoints' modules. Does not know any endpoint's shape.
+Owns create_app, the list of the endpoints' modules, and the order of the layers around FastAPI:
+they are not its middleware, since what it does before its first middleware would take a good part
+of the time to a first token. Does not know any endpoint's shape.
 """
 
 from functools import partial
@@ -12,13 +14,15 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import graphseed
 from graphseed.server import absent, status
 from graphseed.server.conversation import templates
 from graphseed.server.dialects import anthropic, chat, responses
+from graphseed.server.errors import Failed
 from graphseed.server.lifecycle import Lifecycle
-from graphseed.server.middleware import Gate, Prefixed
+from graphseed.server.middleware import INTERNAL, Gate, Prefixed
 from graphseed.server.shortcut import Endpoint, Shortcut, short_routes
 from graphseed.server.slots import endpoint
 from graphseed.server.state import ServerState
@@ -45,9 +49,24 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+class Application:
+    """The server as an ASGI application."""
+
+    def __init__(self, app: FastAPI, outermost: ASGIApp) -> None:
+        self.fastapi = app  # innermost: the routes
+        self._outermost = outermost
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._outermost(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, as it is served."""
+        return self.fastapi.openapi()
+
+
 def create_app(
     state: ServerState, lifecycle: Lifecycle | None = None, *, prefix: str = ""
-) -> FastAPI:
+) -> Application:
     """The server's ASGI application. Without a lifecycle, the state's model is what there is.
 
     `prefix` stands before every path.
@@ -70,13 +89,12 @@ def create_app(
         app.include_router(_routes_of(module, state, lifecycle))
     for kind in TOLD:
         app.add_exception_handler(kind, _told)
-    page_paths = frozenset(page.PUBLIC_PATHS)
-    app.add_middleware(Shortcut, endpoints=short, awake=lifecycle.need)
-    app.add_middleware(Gate, state=state, lifecycle=lifecycle, page_paths=page_paths)
-    if prefix:
-        app.add_middleware(Prefixed, prefix=prefix)
+    app.add_exception_handler(Exception, _unforeseen)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return app
+    gate = Gate(
+        Shortcut(app, short, lifecycle.need), state, lifecycle, frozenset(page.PUBLIC_PATHS)
+    )
+    return Application(app, Prefixed(gate, prefix) if prefix else gate)
 
 
 def _routes_of(module: ModuleType, state: ServerState, lifecycle: Lifecycle) -> APIRouter:
@@ -87,6 +105,11 @@ def _routes_of(module: ModuleType, state: ServerState, lifecycle: Lifecycle) -> 
 
 async def _told(_: Request, error: Exception) -> Response:
     return reply_to(error)
+
+
+async def _unforeseen(_: Request, __: Exception) -> Response:
+    """The answer to a fault of ours; FastAPI raises the error again, and the gate logs it."""
+    return reply_to(Failed(INTERNAL))
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

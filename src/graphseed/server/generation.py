@@ -6,7 +6,7 @@ format.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class Generation:
     `request` is the engine's own, and has timings, counts and the finish reason when all is read.
     """
 
-    def __init__(self, engine: Engine, prompt_ids: list[int], options: GenerateOptions) -> None:
+    def __init__(self, engine: Engine, prompt_ids: Iterable[int], options: GenerateOptions) -> None:
         """Check the request. Raises RequestError before anything runs."""
         self._engine = engine
         self._options = options

@@ -5,10 +5,10 @@ tells it, and the record of one HTTP request, from which its log line is made. D
 endpoint: whatever goes through the engine is seen.
 """
 
+import os
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
@@ -41,7 +41,7 @@ class HttpRecord:
 
     method: str
     path: str
-    number: str = field(default_factory=lambda: uuid.uuid4().hex[:16])  # the id on its log line
+    number: str = field(default_factory=lambda: os.urandom(8).hex())  # the id on its log line
     started_ns: int = field(default_factory=time.perf_counter_ns)
     status: int = 0  # 0: no answer was begun
     needs_model: bool = False  # the server does not sleep while it runs
@@ -52,14 +52,9 @@ class HttpRecord:
 _CURRENT: Final[ContextVar[HttpRecord | None]] = ContextVar("graphseed_http_record", default=None)
 
 
-@contextmanager
-def working_for(record: HttpRecord) -> Iterator[None]:
-    """Say which HTTP request this task, and those it starts, work for."""
-    token = _CURRENT.set(record)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+def work_for(record: HttpRecord) -> None:
+    """Say which HTTP request this task, and those that it starts from now on, work for."""
+    _CURRENT.set(record)
 
 
 def current_record() -> HttpRecord | None:

@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar, Final
 from urllib.parse import quote
 
@@ -19,11 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graphseed.server.auth import PUBLIC_PATHS, ApiKeys, Cors
 from graphseed.server.errors import ApiError, Failed, NotAuthenticated, Unavailable
-from graphseed.server.ledger import HttpRecord, working_for
+from graphseed.server.ledger import HttpRecord, work_for
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.state import ServerState
 
 JSON_TYPE: Final = "application/json; charset=utf-8"
+INTERNAL: Final = "internal error; the server's log has the details"
 # What monitors ask for again and again.
 POLLED_PATHS: Final = PUBLIC_PATHS | {
     "/metrics", "/models", "/prompt-graphs", "/props", "/slots", "/v1/models",
@@ -93,15 +95,15 @@ class Gate:
             record, receive, send, settings.max_body_bytes, settings.timeout_seconds
         )
         exchange.add(self._cors.headers(_text(headers.get(b"origin"))))
+        work_for(record)
         try:
-            with working_for(record):
-                await self._answer(scope, headers, exchange)
+            await self._answer(scope, headers, exchange)
         except ClientDisconnect:
             logger.debug("request id=%s: the client went away", record.number)
         except Exception:
             logger.exception("request id=%s failed", record.number)
             if not exchange.has_started:
-                await exchange.answer(Failed("internal error; the server's log has the details"))
+                await exchange.answer(Failed(INTERNAL))
         finally:
             if record.needs_model:
                 self._lifecycle.no_longer()
@@ -279,4 +281,9 @@ def _as_sent(name: bytes, value: bytes) -> tuple[bytes, bytes]:
         return name, value
     if name == b"content-type" and value == b"application/json":
         value = JSON_TYPE.encode()
-    return b"-".join(part.capitalize() for part in name.split(b"-")), value
+    return _cased(name), value
+
+
+@lru_cache(maxsize=256)  # of the few that answers have
+def _cased(name: bytes) -> bytes:
+    return b"-".join(part.capitalize() for part in name.split(b"-"))

@@ -23,7 +23,7 @@ from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.state import ServerState
 from graphseed.server.watch.graph_values import Observation, RaisedAlarm, Row
 from graphseed.server.watch.graph_watch import GraphWatch
-from graphseed.server.wire.fields import Fields, json_body, wrong
+from graphseed.server.wire.fields import Fields, json_object, whole_body, wrong
 from graphseed.server.wire.replies import json_reply
 
 _MAX_SEQ: Final = (1 << 53) - 1  # what every reader of JSON can hold
@@ -298,9 +298,10 @@ def _observation(one: Observation) -> dict[str, Any]:
 
 async def _asked(request: Request) -> tuple[Namespace, ...]:
     """The namespaces that a release names; no body at all means both."""
-    if not (await request.body()).strip():
+    raw = await whole_body(request)
+    if not raw.strip():
         return tuple(Namespace)
-    fields = Fields(await json_body(request))
+    fields = Fields(json_object(raw))
     if "namespace" not in fields:
         return tuple(Namespace)
     name = fields.text("namespace")

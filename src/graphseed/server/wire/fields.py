@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from graphseed.server.errors import Failed, InvalidRequest
 
@@ -108,11 +108,27 @@ def shown(value: object) -> str:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """Read a request's body, which must be a JSON object.
+    """Read a request's body, which must be a JSON object. Raises as `json_object`."""
+    return json_object(await whole_body(request))
+
+
+async def whole_body(request: Request) -> bytes:
+    """Read a request's body: once, as it goes by no cache. Raises ClientDisconnect."""
+    message = await request.receive()
+    parts = [message]
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await request.receive()
+        parts.append(message)
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return b"".join(part.get("body", b"") for part in parts)
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object that a body is. Raises InvalidRequest.
 
     What is no JSON at all is a server_error of status 500, as llama-server answers it.
     """
-    raw = await request.body()
     try:
         body = _parsed(raw)
     except UnicodeEncodeError:

@@ -4,7 +4,7 @@ Owns how they are made, read together, and given up together. Does not know any 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import cast
 
@@ -16,7 +16,7 @@ from graphseed.server.wire.params import Asked
 
 
 async def open_generations(
-    state: ServerState, prompts: Sequence[list[int]], asked: Asked
+    state: ServerState, prompts: Sequence[Iterable[int]], asked: Asked
 ) -> list[Generation]:
     """Make a generation for each prompt and choice, choices of one prompt side by side.
 

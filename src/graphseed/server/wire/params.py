@@ -133,6 +133,8 @@ def parse(state: ServerState, body: Mapping[str, Any]) -> Asked:
         samplers=samplers,
         n_keep=fields.whole("n_keep", 0),
     )
+    if not has_logprobs:
+        return asked
     return replace(asked, params=_with_logprobs(asked, state.ready.model.vocab_size))
 
 
@@ -224,8 +226,6 @@ def _sampling(
 def _with_logprobs(asked: Asked, vocab_size: int) -> SamplingParams:
     """What the engine must report so that the answer can show what it was asked to."""
     params = asked.params
-    if not asked.has_logprobs:
-        return params
     if not asked.is_post_sampling:
         return replace(params, num_logprobs=min(max(1, asked.num_top), vocab_size))
     if asked.has_grammar or (params.repeat_penalty != 1.0 and params.has_penalties):

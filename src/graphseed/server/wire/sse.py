@@ -25,6 +25,7 @@ Events = AsyncGenerator[Event, None]
 
 PING: bytes = b":\n\n"
 DONE: str = "data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ClientGone(ApiError):
@@ -112,17 +113,21 @@ class _EventStream(StreamingResponse):
         self._ping_seconds = ping_seconds
         self._ends_with_done = ends_with_done
         self._error_event = error_event
-        self._clock = loop.time
+        self._loop = loop
         self._sent_at = loop.time()
         self._send = request._send  # what the framework will call this response with
         self._has_begun: asyncio.Future[None] = loop.create_future()
         self._lock = asyncio.Lock()  # events and pings are sent one after the other
-        self._ping: asyncio.Future[None] | None = None  # while one is sent
+        self._timer: asyncio.TimerHandle | None = None  # of the next look at whether it is quiet
+        self._ping: asyncio.Future[None] | None = None  # the last one
+        self._receive = request.receive
+        self._gone: asyncio.Task[None] | None = None
         self._sending = asyncio.create_task(self._send_all())
-        self._gone = asyncio.create_task(_disconnected(request.receive))
 
     async def begun(self) -> None:
         """Wait until something was sent. Raises what prevented it, or ClientGone."""
+        await asyncio.sleep(0)  # the prompt is handed in: what follows delays it no more
+        self._gone = asyncio.create_task(_disconnected(self._receive))
         first = {self._has_begun, self._sending, self._gone}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if self.has_begun:
@@ -138,13 +143,14 @@ class _EventStream(StreamingResponse):
 
     async def end(self) -> None:
         """Send nothing more, and let the generator end."""
-        ping = () if self._ping is None else (self._ping,)
-        await _ended(self._gone, self._sending, *ping)
+        running = (self._gone, self._sending, self._ping)
+        await _ended(*(task for task in running if task is not None))
         await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        running = {task for task in (self._sending, self._gone) if task is not None}
         try:
-            await asyncio.wait({self._sending, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self.end()
         if not self._sending.cancelled():
@@ -153,11 +159,13 @@ class _EventStream(StreamingResponse):
             await self.background()
 
     async def _send_all(self) -> None:
-        pings = asyncio.create_task(self._send_pings())
+        if self._ping_seconds > 0:
+            self._ping_after(self._ping_seconds)
         try:
             await self._send_events()
         finally:
-            await _ended(pings)
+            if self._timer is not None:
+                self._timer.cancel()
         if self._ping is not None:
             await asyncio.wait({self._ping})  # one that has begun to be sent
         await self._put(b"", is_last=True)
@@ -178,20 +186,20 @@ class _EventStream(StreamingResponse):
                 logger.exception("a stream ended with an error")
             await self._put(_frame(self._error_event(told)))
 
-    async def _send_pings(self) -> None:
-        if self._ping_seconds <= 0:
-            return
-        while True:
-            quiet = self._clock() - self._sent_at
-            if quiet >= self._ping_seconds:
-                # Who ends the pings must not cut off the start of the response.
+    def _ping_after(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._ping_when_quiet)
+
+    def _ping_when_quiet(self) -> None:
+        left = self._sent_at + self._ping_seconds - self._loop.time()
+        if left <= 0:
+            left = self._ping_seconds
+            if self._ping is None or self._ping.done():
                 self._ping = asyncio.ensure_future(self._put(PING))
-                await asyncio.shield(self._ping)
-                quiet = 0.0
-            await asyncio.sleep(self._ping_seconds - quiet)
+                self._ping.add_done_callback(_nobody_asks)
+        self._ping_after(left)
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
-        self._sent_at = self._clock()
+        self._sent_at = self._loop.time()
         async with self._lock:
             if not self.has_begun:
                 self._has_begun.set_result(None)
@@ -203,6 +211,12 @@ class _EventStream(StreamingResponse):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _nobody_asks(ping: asyncio.Future[None]) -> None:
+    """Look at what a ping raised: a client that is gone ends its stream in other ways."""
+    if not ping.cancelled():
+        ping.exception()
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
@@ -218,4 +232,4 @@ def _frame(event: Event) -> bytes:
 
 
 def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(data)
