@@ -12,14 +12,15 @@ from enum import Enum
 from math import inf
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Final, TypeGuard
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from graphseed.capture.errors import IllegalMove
 from graphseed.engine.errors import BadParameter, BadToken, EmptyPrompt, PromptTooLong
 from graphseed.engine.grammar import Grammar
+
+_MANY_IDS: Final = 1024  # from here on numpy is faster
 
 
 class Status(Enum):
@@ -242,23 +243,31 @@ class Request:
         self.status = to
 
 
-def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int) -> tuple[int, ...]:
+class TokenIds(tuple[int, ...]):
+    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them."""
+
+    __slots__ = ()
+
+
+def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int) -> TokenIds:
     """Token ids of a prompt that can run. Raises EmptyPrompt, PromptTooLong, BadToken."""
     ids = whole_numbers(prompt_ids)
     if not ids:
         raise EmptyPrompt
     if len(ids) >= context_len:
         raise PromptTooLong(len(ids), context_len)
-    if not _all_within(prompt_ids if _is_of_whole_numbers(prompt_ids) else ids, vocab_size):
+    if not _all_within(ids, vocab_size):
         position = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
         raise BadToken(position, ids[position], vocab_size)
     return ids
 
 
-def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
+def whole_numbers(prompt_ids: Iterable[int]) -> TokenIds:
     """Token ids as plain ints, from a list, an array or a tensor. Raises BadToken for others."""
-    ids = tuple(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
-    if _is_of_whole_numbers(prompt_ids) or set(map(type, ids)) <= {int}:
+    if isinstance(prompt_ids, TokenIds):
+        return prompt_ids
+    ids = TokenIds(prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids)
+    if set(map(type, ids)) <= {int}:
         return ids
     checked = []
     for position, token in enumerate(ids):
@@ -268,20 +277,15 @@ def whole_numbers(prompt_ids: Iterable[int]) -> tuple[int, ...]:
             checked.append(operator.index(token))
         except TypeError:  # a tensor of another kind has the method too
             raise BadToken(position, token) from None
-    return tuple(checked)
+    return TokenIds(checked)
 
 
-def _is_of_whole_numbers(prompt_ids: object) -> TypeGuard[npt.NDArray[np.integer[Any]]]:
-    """Whether it is an array whose type says so: nothing in it has to be looked at."""
-    if not isinstance(prompt_ids, np.ndarray):
-        return False
-    return prompt_ids.dtype.kind in "iu" and prompt_ids.ndim == 1
-
-
-def _all_within(ids: tuple[int, ...] | npt.NDArray[np.integer[Any]], vocab_size: int) -> bool:
-    """Whether every id is one of the model's. There may be many: `min` of a tuple is slow."""
+def _all_within(ids: TokenIds, vocab_size: int) -> bool:
+    """Whether every id is one of the model's."""
+    if len(ids) < _MANY_IDS:
+        return min(ids) >= 0 and max(ids) < vocab_size
     try:
-        numbers = np.fromiter(ids, np.int64, len(ids)) if isinstance(ids, tuple) else ids
+        numbers = np.fromiter(ids, np.int64, len(ids))
     except OverflowError:
         return False
     return bool(numbers.min() >= 0 and numbers.max() < vocab_size)

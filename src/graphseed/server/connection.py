@@ -26,6 +26,12 @@ class Connection(HttpToolsProtocol):
         self._num_bytes = 0  # of a head that is not whole
         self._deadline: asyncio.TimerHandle | None = None  # of that head
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # What is written goes out at once, not when all else that is due was done: uvloop keeps
+        # back what is less than this.
+        transport.set_write_buffer_limits(high=0)
+        super().connection_made(transport)
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         num_heads, was_in_head = self._num_heads, self._is_in_head

@@ -7,23 +7,20 @@ Owns the shapes that a prompt may have on the wire, the rule for the beginning o
 import asyncio
 import copy
 import json
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from graphseed.engine import EngineConfig, PromptTooLong
+from graphseed.engine.errors import BadToken
+from graphseed.engine.request import whole_numbers
 from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.state import ServerState
 from graphseed.server.wire.fields import Fields, json_body, wrong
 from graphseed.server.wire.replies import documented, json_reply
-
-Prompt = list[int] | npt.NDArray[np.int64]  # token ids
 
 BLOCKING_CHARACTERS: Final = 20_000  # longer texts are tokenised beside the event loop
 
@@ -46,7 +43,7 @@ def decode(model: Model, ids: Iterable[int]) -> str:
     return text
 
 
-async def prompts_of(model: Model, config: EngineConfig, value: Any) -> list[Prompt]:
+async def prompts_of(model: Model, config: EngineConfig, value: Any) -> list[Sequence[int]]:
     """The prompts of a `prompt` field: a text, token ids, both mixed, an object, or a list of them.
 
     A text, and a mixed list that begins with one, get what the tokenizer puts around a whole text;
@@ -153,7 +150,7 @@ def _encode(tokenizer: Any, text: str, adds_special: bool) -> list[int]:
     return ids
 
 
-async def _prompt(model: Model, value: Any, context_len: int) -> Prompt:
+async def _prompt(model: Model, value: Any, context_len: int) -> Sequence[int]:
     """One prompt of any shape."""
     if isinstance(value, dict):
         value = _prompt_string(value)
@@ -165,29 +162,16 @@ async def _prompt(model: Model, value: Any, context_len: int) -> Prompt:
         raise wrong("prompt", value, "at least one token")
     if len(value) >= context_len:  # each is a token, or a text of one or more
         raise PromptTooLong(len(value), context_len)
-    whole = _whole_numbers(value)
-    if whole is not None:
-        return whole
-    ids: list[int] = []
+    try:
+        return whole_numbers(value)  # the engine, which asks if the model has them, trusts these
+    except BadToken:
+        ids: list[int] = []
     for place, item in enumerate(value):
         if isinstance(item, str):
             ids += await encode(model, item, adds_special=place == 0)
         else:
             ids += _token_ids(model, "prompt", [item])
     return ids or _only_bos(model)
-
-
-def _whole_numbers(value: list[Any]) -> npt.NDArray[np.int64] | None:
-    """A list out of JSON with whole numbers alone, as an array; None for any other.
-
-    They may be many: this and the engine, which asks if the model has them, look at all at once.
-    """
-    try:
-        ids = np.frombuffer(array("q", value), np.int64)
-    except (TypeError, OverflowError):
-        return None
-    could_be_flags = np.flatnonzero(ids <= 1).tolist()
-    return None if any(isinstance(value[place], bool) for place in could_be_flags) else ids
 
 
 def _prompt_string(value: dict[str, Any]) -> str:
