@@ -46,15 +46,15 @@ _NEUTRAL: Final[Mapping[str, Mapping[str, float]]] = {
 }
 
 # Samplers that the engine lacks: the field, and whether a value turns it off.
-_ABSENT: Final[tuple[tuple[str, Callable[[float], bool]], ...]] = (
-    ("dynatemp_range", lambda value: value <= 0),
-    ("mirostat", lambda value: value == 0),
-    ("dry_multiplier", lambda value: value == 0),
-    ("xtc_probability", lambda value: value <= 0),
-    ("top_n_sigma", lambda value: value <= 0),
-    ("adaptive_target", lambda value: value < 0),
-    ("n_indent", lambda value: value <= 0),
-)
+_ABSENT: Final[Mapping[str, Callable[[float], bool]]] = {
+    "dynatemp_range": lambda value: value <= 0,
+    "mirostat": lambda value: value == 0,
+    "dry_multiplier": lambda value: value == 0,
+    "xtc_probability": lambda value: value <= 0,
+    "top_n_sigma": lambda value: value <= 0,
+    "adaptive_target": lambda value: value < 0,
+    "n_indent": lambda value: value <= 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +349,8 @@ def _ping_seconds(fields: Fields) -> float | None:
 
 
 def _refuse_absent(fields: Fields) -> None:
-    for name, is_off in _ABSENT:
-        if name in fields and not is_off(fields.number(name, 0.0)):
+    for name in sorted(_ABSENT.keys() & fields.body.keys()):
+        if name in fields and not _ABSENT[name](fields.number(name, 0.0)):
             raise NotSupported(
                 f"{name} is {fields.get(name)!r}, and this server does not have it; leave it out"
             )
