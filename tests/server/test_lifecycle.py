@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from graphseed.server.errors import Failed, Unavailable
-from graphseed.server.ledger import HttpRecord, Ledger, work_for
+from graphseed.server.ledger import CURRENT, HttpRecord, Ledger
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.listen import CannotListen, ListenOptions, address_of, bind, serve
 from graphseed.server.settings import ServerSettings
@@ -97,7 +97,7 @@ async def test_it_does_not_sleep_while_anything_runs(make_server):
     deltas = server.engine.aread(request)
     await anext(deltas)
     async with falling_asleep(server):
-        work_for(HttpRecord("POST", "/tokenize"))
+        CURRENT.set(HttpRecord("POST", "/tokenize"))
         await server.lifecycle.need()
         await asyncio.sleep(0.5)
         assert not server.state.is_sleeping

@@ -306,3 +306,29 @@ def test_a_client_that_leaves_as_the_first_event_comes_gets_one_start(num_turns:
         await asyncio.sleep(10)
 
     assert sent_over(events, gone=gone, ping_seconds=-1.0).count("start") == 1
+
+
+def test_events_begin_before_anything_else_is_prepared_and_may_have_ended_by_then() -> None:
+    order: list[str] = []
+
+    class Client(asyncio.Event):
+        async def wait(self) -> bool:
+            order.append("listened for the client's end")
+            return await super().wait()
+
+    async def events() -> AsyncGenerator[Event, None]:
+        order.append("the prompt is handed in")
+        yield {"n": 1}
+
+    assert sent_over(events, gone=Client()) == ["start", "body", "body", "body"]
+    assert order[0] == "the prompt is handed in"
+
+
+def test_a_ping_that_nobody_takes_is_sent_once_and_ends_with_the_stream() -> None:
+    async def events() -> AsyncGenerator[Event, None]:
+        await asyncio.sleep(0.1)
+        yield {"n": 1}
+
+    # The start takes longer than all that follows: pings come due meanwhile, and are not piled up.
+    sent = sent_over(events, start_seconds=0.3, ping_seconds=0.02)
+    assert sent[0] == "start" and sent.count("body") <= 4  # a ping, the event, [DONE], the end

@@ -49,17 +49,7 @@ class HttpRecord:
 
 
 # The HTTP request that the present task works for; asyncio copies it into tasks that are started.
-_CURRENT: Final[ContextVar[HttpRecord | None]] = ContextVar("graphseed_http_record", default=None)
-
-
-def work_for(record: HttpRecord) -> None:
-    """Say which HTTP request this task, and those that it starts from now on, work for."""
-    _CURRENT.set(record)
-
-
-def current_record() -> HttpRecord | None:
-    """The HTTP request that this task works for."""
-    return _CURRENT.get()
+CURRENT: Final[ContextVar[HttpRecord | None]] = ContextVar("graphseed_http_record", default=None)
 
 
 class Ledger:
@@ -88,7 +78,7 @@ class Ledger:
         task = Task(self._num_entered, request)
         self._num_entered += 1
         self._tasks.append(task)
-        record = current_record()
+        record = CURRENT.get()
         if record is not None:
             record.tasks.append(task)
         if len(self._tasks) > self._prune_at:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from graphseed.server.errors import Failed, Unavailable, of_exception
 from graphseed.server.facts import ModelFacts
-from graphseed.server.ledger import Ledger, current_record
+from graphseed.server.ledger import CURRENT, Ledger
 from graphseed.server.state import Served, ServerState
 from graphseed.server.watch.graph_watch import GraphWatch
 
@@ -102,7 +102,7 @@ class Lifecycle:
 
         The middleware calls `no_longer` when the request has ended.
         """
-        record = current_record()
+        record = CURRENT.get()
         if record is not None and not record.needs_model:
             record.needs_model = True
             self._num_needing += 1

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graphseed.server.auth import PUBLIC_PATHS, ApiKeys, Cors
 from graphseed.server.errors import ApiError, Failed, NotAuthenticated, Unavailable
-from graphseed.server.ledger import HttpRecord, work_for
+from graphseed.server.ledger import CURRENT, HttpRecord
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.state import ServerState
 
@@ -95,7 +95,7 @@ class Gate:
             record, receive, send, settings.max_body_bytes, settings.timeout_seconds
         )
         exchange.add(self._cors.headers(_text(headers.get(b"origin"))))
-        work_for(record)
+        token = CURRENT.set(record)
         try:
             await self._answer(scope, headers, exchange)
         except ClientDisconnect:
@@ -105,6 +105,7 @@ class Gate:
             if not exchange.has_started:
                 await exchange.answer(Failed(INTERNAL))
         finally:
+            CURRENT.reset(token)
             if record.needs_model:
                 self._lifecycle.no_longer()
             self._log(record)
