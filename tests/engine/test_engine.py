@@ -22,6 +22,7 @@ from graphseed.engine import (
     SamplingParams,
     Status,
 )
+from graphseed.engine.request import checked_prompt
 from tests.engine.conftest import answer, prompt_of
 
 
@@ -186,6 +187,16 @@ def test_a_closed_engine_says_so_and_may_be_closed_again(make_engine):
 def test_a_token_that_is_no_whole_number_is_named(token, make_engine):
     with pytest.raises(BadToken, match="at position 1 is a .*; expected a whole number"):
         make_engine().stream([1, token])
+
+
+@pytest.mark.parametrize("bad", [-1, 512, 1 << 70])
+@pytest.mark.parametrize("position", [0, 1500, 2999])
+def test_an_id_out_of_range_is_found_among_many(bad, position):
+    ids = [511, 0] * 1500
+    assert checked_prompt(ids, 4096, 512) == tuple(ids)
+    ids[position] = bad
+    with pytest.raises(BadToken, match=f"token id {bad} at position {position} .* 0 to 511"):
+        checked_prompt(ids, 4096, 512)
 
 
 def test_prompts_of_numpy_and_torch_are_prompts(make_engine):

@@ -22,6 +22,7 @@ from graphseed.engine import (
     QueueFull,
     SamplingParams,
 )
+from graphseed.engine.engine import WAKING_SECONDS
 from tests.engine.conftest import SELECTIONS, driver_of, model_of, prompt_of
 
 
@@ -306,3 +307,24 @@ def test_a_program_that_does_not_close_its_engine_ends_well():
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_only_a_first_token_of_a_request_that_runs_alone_is_waited_for(open_engine, monkeypatch):
+    engine, slept = open_engine(num_ubatch=16), []
+
+    def sleep(seconds):
+        if threading.current_thread() is engine._thread:
+            slept.append(seconds)
+
+    monkeypatch.setattr("graphseed.engine.engine.time.sleep", sleep)
+    request = engine.core.request(prompt_of(100), params())
+    request.reports_progress = True
+    deltas = list(engine.start(request))
+    assert len(deltas) == 1 + 7 + 6  # the start, each chunk and each token
+    assert [seconds for seconds in slept if seconds] == [WAKING_SECONDS]
+    assert slept.count(0) == 6  # once for each chunk but the last, which brings the token
+    slept.clear()
+    requests = [engine.core.request(prompt_of(length), params()) for length in (20, 30)]
+    for handle in engine.call(lambda: [engine.start(request) for request in requests]):
+        assert len(list(handle)) == 6
+    assert slept and not any(slept)

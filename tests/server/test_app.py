@@ -3,10 +3,15 @@
 import json
 import logging
 import re
+import socket
+import time
 
+import httpx
 import pytest
 
+from graphseed.server.connection import Connection
 from graphseed.server.middleware import JSON_TYPE
+from tests.server.small import listening
 
 PROMPT = {"prompt": "a secret prompt", "n_predict": 4}
 
@@ -90,6 +95,42 @@ def test_a_fault_on_the_short_way_is_told_alike(server, caplog, monkeypatch):
     assert response.status_code == 500 and error_of(response)["type"] == "server_error"
     assert "secret" not in response.text and "ZeroDivision" not in response.text
     assert "ZeroDivisionError: the secret reason" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/completion", "/prompt-graphs/release"])
+def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours(server, caplog, path):
+    caplog.set_level(logging.INFO)
+    with listening(server.app, http=Connection) as address:
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\n"
+            client.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            time.sleep(0.1)
+        until = time.monotonic() + 5
+        while "id=left" not in caplog.text:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert f"id=left method=POST path={path} status=none" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_headers_are_written_as_llama_server_writes_them(make_server, loop):
+    server = make_server(has_metrics=True)
+    origin = {"Origin": "web.mydomain.fr"}
+    with listening(server.app, http=Connection, loop=loop) as address:
+        answers = [
+            httpx.options(f"{address}/completion", headers=origin),
+            httpx.get(f"{address}/metrics"),
+            httpx.post(f"{address}/completion", json=PROMPT),
+            httpx.post(f"{address}/completion", json={**PROMPT, "stream": True}),
+        ]
+    preflight, metrics, answer, stream = (dict(one.headers.raw) for one in answers)
+    assert preflight[b"Access-Control-Allow-Origin"] == b"web.mydomain.fr"
+    assert preflight[b"Access-Control-Allow-Headers"] == b"*"
+    assert int(metrics[b"Process-Start-Time-Unix"]) > 0
+    for headers in (answer, stream):
+        assert len(headers[b"X-Request-Id"]) == 16 and b"Content-Type" in headers
 
 
 def test_an_origin_is_echoed_and_a_preflight_answered_for_any_path_without_a_key(make_server):

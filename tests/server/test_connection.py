@@ -2,14 +2,18 @@
 
 import json
 import socket
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import trustme
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from graphseed.server import connection
@@ -165,3 +169,46 @@ def test_a_head_in_pieces_in_time_is_answered_and_nothing_is_given_up_later(
     time.sleep(0.4)
     client.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer(client)[0] == 200
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_answers_over_tls_come_whole_to_quick_and_slow_readers(loop: str, tmp_path: Path) -> None:
+    async def much(request: Request) -> Response:
+        return StreamingResponse(b"x" * 65536 for _ in range(64))
+
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key_file, cert_file = tmp_path / "key.pem", tmp_path / "cert.pem"
+    certificate.private_key_pem.write_to_path(str(key_file))
+    certificate.cert_chain_pems[0].write_to_path(str(cert_file))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    app = Starlette(routes=[Route("/echo", echo, methods=["POST"]), Route("/much", much)])
+    more = {"http": Connection, "loop": loop, "ssl_keyfile": key_file, "ssl_certfile": cert_file}
+    with (
+        listening(app, **more) as address,
+        httpx.Client(verify=trust, base_url=address.replace("http:", "https:")) as http,
+    ):
+        assert http.post("/echo", content=BODY).json()["body"] == BODY.decode()
+        with http.stream("GET", "/much") as reply:
+            time.sleep(0.2)  # the server's buffers are full
+            assert sum(map(len, reply.iter_bytes())) == 64 * 65536
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_what_is_written_goes_out_before_what_else_is_due(loop: str) -> None:
+    async def slow(request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"first"
+            time.sleep(0.5)  # the event loop does something else
+            yield b"last"
+
+        return StreamingResponse(parts())
+
+    app = Starlette(routes=[Route("/slow", slow)])
+    with (
+        listening(app, http=Connection, loop=loop) as address,
+        httpx.stream("GET", f"{address}/slow") as reply,
+    ):
+        times = [time.monotonic() for _ in reply.iter_raw()]
+    assert len(times) == 2 and times[1] - times[0] > 0.25

@@ -325,10 +325,42 @@ def test_events_begin_before_anything_else_is_prepared_and_may_have_ended_by_the
 
 
 def test_a_ping_that_nobody_takes_is_sent_once_and_ends_with_the_stream() -> None:
+    looks = 0
+
     async def events() -> AsyncGenerator[Event, None]:
+        nonlocal looks
+        loop, call_later = asyncio.get_running_loop(), asyncio.get_running_loop().call_later
+
+        def counted(delay: float, call: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
+            nonlocal looks
+            looks += getattr(call, "__name__", "") == "_ping_when_quiet"
+            return call_later(delay, call, *args, **more)
+
+        loop.call_later = counted  # type: ignore[method-assign]
         await asyncio.sleep(0.1)
         yield {"n": 1}
 
-    # The start takes longer than all that follows: pings come due meanwhile, and are not piled up.
-    sent = sent_over(events, start_seconds=0.3, ping_seconds=0.02)
+    # The start takes longer than all that follows: pings come due meanwhile, and are not piled up,
+    # nor does anybody look again and again whether one may be sent.
+    sent = sent_over(events, start_seconds=0.3, ping_seconds=0.001)
     assert sent[0] == "start" and sent.count("body") <= 4  # a ping, the event, [DONE], the end
+    assert looks <= 2
+
+
+@pytest.mark.parametrize("num_turns", range(4))
+def test_an_error_beside_the_first_ping_is_told_whole(num_turns: int) -> None:
+    async def events() -> AsyncGenerator[Event, None]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 0.01  # when the ping is due
+        while loop.time() < until:
+            await asyncio.sleep(0)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        raise QueueFull(3, 3)
+        yield {}
+
+    try:
+        sent = sent_over(events, ping_seconds=0.01)
+    except QueueFull:
+        return  # a plain error: nothing was sent
+    assert sent == ["start", "body", "body", "body"]  # the ping, the error, the end

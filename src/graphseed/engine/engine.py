@@ -31,7 +31,7 @@ Sink = Callable[[Delta], None]
 
 RETRY_SECONDS: Final = 0.005
 JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
-WAKING_SECONDS: Final = 1e-4  # in which a reader that slept for long comes to itself
+WAKING_SECONDS: Final = 1e-4  # a reader that slept for long needs 60 us to come to itself
 
 
 class Handle:
@@ -338,10 +338,11 @@ class Engine:
             self._inbox.get()()
 
     def _hand_out(self, deltas: Iterable[Delta]) -> None:
-        has_begun = False  # an answer: its reader was waiting for that
+        is_awaited = has_begun = False  # a reader was waiting for that; it is a first token
         for delta in deltas:
             key, request = id(delta.request), delta.request
-            has_begun |= len(request.output_ids) < 2
+            is_awaited |= len(request.output_ids) < 2
+            has_begun |= len(request.output_ids) < 2 and delta.token_id is not None
             _, sink = self._readers[key]
             if delta.is_last:
                 del self._readers[key]
@@ -354,10 +355,10 @@ class Engine:
                 if not delta.is_last:
                     self._readers[key] = (request, _nobody)
                     self.core.cancel(request)
-        if has_begun:
+        if is_awaited:
             # Let go of the interpreter: preparing the next step would keep it from the reader for
-            # a good part of a millisecond.
-            time.sleep(WAKING_SECONDS if len(self._readers) < 2 else 0)
+            # a good part of a millisecond. Where others run too, their next tokens come first.
+            time.sleep(WAKING_SECONDS if has_begun and len(self._readers) < 2 else 0)
 
     def _abandon(self, why: Exception) -> None:
         """Tell every reader that is still waiting, whatever went wrong before."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -107,9 +107,16 @@ async def _told(_: Request, error: Exception) -> Response:
     return reply_to(error)
 
 
-async def _unforeseen(_: Request, __: Exception) -> Response:
+async def _unforeseen(_: Request, error: Exception) -> Response:
     """The answer to a fault of ours; FastAPI raises the error again, and the gate logs it."""
-    return reply_to(Failed(INTERNAL))
+    return _NoReply() if isinstance(error, ClientDisconnect) else reply_to(Failed(INTERNAL))
+
+
+class _NoReply(Response):
+    """What a client that is gone is answered."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

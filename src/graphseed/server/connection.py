@@ -27,10 +27,11 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None  # of that head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # What is written goes out at once, not when all else that is due was done: uvloop keeps
-        # back what is less than this.
-        transport.set_write_buffer_limits(high=0)
         super().connection_made(transport)
+        # What is written goes out at once, not when all else that is due was done: uvloop keeps
+        # back what is less than this. TLS counts otherwise, and would wait for ever.
+        if transport.get_extra_info("sslcontext") is None:
+            transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -100,7 +100,7 @@ class Lifecycle:
     async def need(self) -> None:
         """Say that the present HTTP request needs the model; wakes it. Raises ApiError.
 
-        The middleware calls `no_longer` when the request has ended.
+        The gate calls `no_longer` when the request has ended.
         """
         record = CURRENT.get()
         if record is not None and not record.needs_model:

@@ -1,6 +1,6 @@
 """What every HTTP request goes through: its id, its log line, its limits, and who may ask.
 
-Owns Gate, an ASGI middleware around everything else. Answers by itself what no endpoint must see:
+Owns Gate, the ASGI layer around everything else. Answers by itself what no endpoint must see:
 preflights, a server that is loading or ending, missing keys, bodies that are too large, and faults
 of ours, of which the client learns nothing and the log everything.
 """
@@ -105,10 +105,10 @@ class Gate:
             if not exchange.has_started:
                 await exchange.answer(Failed(INTERNAL))
         finally:
-            CURRENT.reset(token)
             if record.needs_model:
                 self._lifecycle.no_longer()
             self._log(record)
+            CURRENT.reset(token)
 
     async def _answer(
         self, scope: Scope, headers: Mapping[bytes, bytes], exchange: "_Exchange"
@@ -285,6 +285,13 @@ def _as_sent(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     return _cased(name), value
 
 
+class _Written(bytes):
+    """A header's name as it goes out: uvicorn would write it small."""
+
+    def lower(self) -> bytes:
+        return self
+
+
 @lru_cache(maxsize=256)  # of the few that answers have
 def _cased(name: bytes) -> bytes:
-    return b"-".join(part.capitalize() for part in name.split(b"-"))
+    return _Written(b"-".join(part.capitalize() for part in name.split(b"-")))

@@ -1,7 +1,7 @@
 """The JSON body of a request, and its fields by name and type.
 
-Owns Fields and `json_body`. What is absent or null has its default; a wrong type is the client's
-error, which names the field and the value. Does not know any endpoint.
+Owns Fields, and how a body is read and parsed. What is absent or null has its default; a wrong type
+is the client's error, which names the field and the value. Does not know any endpoint.
 """
 
 import json
@@ -108,12 +108,18 @@ def shown(value: object) -> str:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """Read a request's body, which must be a JSON object. Raises as `json_object`."""
+    """Read a request's body, which must be a JSON object.
+
+    Raises as `whole_body` and `json_object`.
+    """
     return json_object(await whole_body(request))
 
 
 async def whole_body(request: Request) -> bytes:
-    """Read a request's body: once, as it goes by no cache. Raises ClientDisconnect."""
+    """Read a request's body. Raises ClientDisconnect.
+
+    It is kept nowhere: a second call waits until the client is gone.
+    """
     message = await request.receive()
     parts = [message]
     while message["type"] == "http.request" and message.get("more_body", False):
@@ -125,7 +131,7 @@ async def whole_body(request: Request) -> bytes:
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object that a body is. Raises InvalidRequest.
+    """The JSON object that a body is. Raises InvalidRequest and Failed.
 
     What is no JSON at all is a server_error of status 500, as llama-server answers it.
     """

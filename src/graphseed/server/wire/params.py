@@ -27,6 +27,7 @@ RANDOM_SEED: Final = 0xFFFF_FFFF  # -1 on the wire; as a server's default: each 
 MAX_STOPS: Final = 256
 MAX_CHOICES: Final = 128
 MAX_BIASED_TEXTS: Final = 1024  # of logit_bias: each is tokenised
+MIN_PING_SECONDS: Final = 0.1  # more often would be all that the event loop does
 _SMALLEST_P: Final = 1e-9  # for top_p and typical_p of 0: the most likely token alone
 
 # What the engine applies, in its order. One that `samplers` leaves out is not applied.
@@ -343,13 +344,14 @@ def _ping_seconds(fields: Fields) -> float | None:
     if "sse_ping_interval" not in fields:
         return None
     seconds = fields.number("sse_ping_interval", -1.0)
-    if seconds != -1.0 and seconds <= 0:
-        raise wrong("sse_ping_interval", seconds, "seconds above 0, or -1 (no pings)")
+    if seconds != -1.0 and seconds < MIN_PING_SECONDS:
+        expected = f"at least {MIN_PING_SECONDS:g} seconds, or -1 (no pings)"
+        raise wrong("sse_ping_interval", seconds, expected)
     return seconds
 
 
 def _refuse_absent(fields: Fields) -> None:
-    for name in sorted(_ABSENT.keys() & fields.body.keys()):
+    for name in [name for name in _ABSENT if name in fields.body]:
         if name in fields and not _ABSENT[name](fields.number(name, 0.0)):
             raise NotSupported(
                 f"{name} is {fields.get(name)!r}, and this server does not have it; leave it out"

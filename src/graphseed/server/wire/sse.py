@@ -119,7 +119,8 @@ class _EventStream(StreamingResponse):
         self._has_begun: asyncio.Future[None] = loop.create_future()
         self._lock = asyncio.Lock()  # events and pings are sent one after the other
         self._timer: asyncio.TimerHandle | None = None  # of the next look at whether it is quiet
-        self._ping: asyncio.Future[None] | None = None  # the last one
+        self._ping: asyncio.Future[None] | None = None  # the last one; the next follows it
+        self._may_ping = ping_seconds > 0
         self._receive = request.receive
         self._gone: asyncio.Task[None] | None = None
         self._sending = asyncio.create_task(self._send_all())
@@ -143,9 +144,12 @@ class _EventStream(StreamingResponse):
 
     async def end(self) -> None:
         """Send nothing more, and let the generator end."""
+        self._stop_pings()
         running = (self._gone, self._sending, self._ping)
-        await _ended(*(task for task in running if task is not None))
-        await self._events.aclose()
+        try:
+            await _ended(*(task for task in running if task is not None))
+        finally:
+            await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = {task for task in (self._sending, self._gone) if task is not None}
@@ -159,13 +163,12 @@ class _EventStream(StreamingResponse):
             await self.background()
 
     async def _send_all(self) -> None:
-        if self._ping_seconds > 0:
+        if self._may_ping:
             self._ping_after(self._ping_seconds)
         try:
             await self._send_events()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_pings()
         if self._ping is not None:
             await asyncio.wait({self._ping})  # one that has begun to be sent
         await self._put(b"", is_last=True)
@@ -180,6 +183,8 @@ class _EventStream(StreamingResponse):
             raise
         except Exception as error:
             if not self.has_begun:
+                if self._ping is not None:
+                    self._ping.cancel()  # it would start the response
                 raise
             told = of_exception(error)
             if isinstance(told, Failed):
@@ -191,12 +196,22 @@ class _EventStream(StreamingResponse):
 
     def _ping_when_quiet(self) -> None:
         left = self._sent_at + self._ping_seconds - self._loop.time()
-        if left <= 0:
-            left = self._ping_seconds
-            if self._ping is None or self._ping.done():
-                self._ping = asyncio.ensure_future(self._put(PING))
-                self._ping.add_done_callback(_nobody_asks)
-        self._ping_after(left)
+        if left > 0:
+            self._ping_after(left)
+            return
+        self._ping = asyncio.ensure_future(self._put(PING))
+        self._ping.add_done_callback(self._pinged)
+
+    def _pinged(self, ping: asyncio.Future[None]) -> None:
+        # What a ping raised is not looked at: a client that is gone ends its stream in other ways.
+        if not ping.cancelled() and ping.exception() is None and self._may_ping:
+            self._ping_after(self._ping_seconds)
+
+    def _stop_pings(self) -> None:
+        """Begin no other ping; one that is being sent goes on."""
+        self._may_ping = False
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
         self._sent_at = self._loop.time()
@@ -211,12 +226,6 @@ class _EventStream(StreamingResponse):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _nobody_asks(ping: asyncio.Future[None]) -> None:
-    """Look at what a ping raised: a client that is gone ends its stream in other ways."""
-    if not ping.cancelled():
-        ping.exception()
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
