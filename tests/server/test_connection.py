@@ -200,7 +200,7 @@ def test_what_is_written_goes_out_before_what_else_is_due(loop: str) -> None:
     async def slow(request: Request) -> Response:
         async def parts() -> AsyncIterator[bytes]:
             yield b"first"
-            time.sleep(0.5)  # the event loop does something else
+            time.sleep(1.0)  # the event loop does something else
             yield b"last"
 
         return StreamingResponse(parts())

@@ -253,10 +253,15 @@ def test_work_that_is_not_streamed_has_its_result_and_its_error() -> None:
 
 
 def sent_over(
-    events: Events, *, start_seconds: float = 0.0, gone: asyncio.Event | None = None, **more: Any
+    events: Events,
+    *,
+    start_seconds: float = 0.0,
+    gone: asyncio.Event | None = None,
+    into: list[str] | None = None,
+    **more: Any,
 ) -> list[str]:
     """What an application is told to send by one stream, on a sender that takes its time."""
-    sent: list[str] = []
+    sent: list[str] = [] if into is None else into
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -359,8 +364,10 @@ def test_an_error_beside_the_first_ping_is_told_whole(num_turns: int) -> None:
         raise QueueFull(3, 3)
         yield {}
 
+    sent: list[str] = []
     try:
-        sent = sent_over(events, ping_seconds=0.01)
+        sent_over(events, ping_seconds=0.01, into=sent)
     except QueueFull:
-        return  # a plain error: nothing was sent
-    assert sent == ["start", "body", "body", "body"]  # the ping, the error, the end
+        assert not sent  # a plain error
+    else:
+        assert sent[0] == "start" and sent.count("body") >= 3  # the ping, the error, the end
