@@ -2,17 +2,23 @@
 
 Owns Connection. What httptools leaves open is closed here: the lines before a body have no limit of
 size or of time, and a request that offers another protocol (`Upgrade`, as Java's client does with
-each request) loses its body. An offer may be ignored (RFC 9110, 7.8), and is.
+each request) loses its body. An offer may be ignored (RFC 9110, 7.8), and is. Names of headers are
+written as llama-server writes them, since there are clients that look at their case.
 """
 
 import asyncio
+from collections.abc import Awaitable
+from functools import lru_cache
 from typing import Any, Final
 
 import httptools
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES: Final = 1 << 16  # request line and headers of a request
 HEAD_SECONDS: Final = 30.0  # from its first bytes to its last header
+# uvicorn looks for these, in small letters.
+_FRAMING: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 _OFFERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 
@@ -62,6 +68,8 @@ class Connection(HttpToolsProtocol):
         self._num_heads += 1
         self._is_in_head = False
         super().on_headers_complete()
+        cycle: Any = self.cycle  # of this request; it begins when all that is here was parsed
+        cycle.send = _with_case(cycle.send)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -104,3 +112,29 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, why: str) -> None:
         self.logger.warning("%s", why)
         self.send_400_response(why)
+
+
+class _Written(bytes):
+    """A header's name as it goes out: uvicorn would make it small."""
+
+    def lower(self) -> bytes:
+        return self
+
+
+def _with_case(send: Send) -> Send:
+    """The way out for the messages of one answer, on which the names of headers get their case."""
+
+    def send_with_case(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            headers = [(_cased(name), value) for name, value in message.get("headers", ())]
+            message = {**message, "headers": headers}
+        return send(message)
+
+    return send_with_case
+
+
+@lru_cache(maxsize=256)  # of the few that answers have
+def _cased(name: bytes) -> bytes:
+    if name in _FRAMING:
+        return name
+    return _Written(b"-".join(part.capitalize() for part in name.split(b"-")))

@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import ClassVar, Final
 from urllib.parse import quote
 
@@ -31,8 +30,6 @@ POLLED_PATHS: Final = PUBLIC_PATHS | {
     "/metrics", "/models", "/prompt-graphs", "/props", "/slots", "/v1/models",
 }  # fmt: skip
 
-# uvicorn looks for these, in small letters.
-_FRAMING: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 _ID: Final = re.compile(rb"[\w.-]{1,64}")
 _MAX_PATH_SHOWN: Final = 200
 
@@ -237,7 +234,7 @@ class _Exchange:
             self.has_started = True
             self._record.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
-            message = {**message, "headers": [_as_sent(*header) for header in headers]}
+            message = {**message, "headers": [_with_charset(*header) for header in headers]}
         if self._is_given_up:
             raise ClientDisconnect
         try:
@@ -276,22 +273,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _as_sent(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """A header as llama-server writes it: there are clients that look at the case of its name."""
-    if name in _FRAMING:
-        return name, value
-    if name == b"content-type" and value == b"application/json":
-        value = JSON_TYPE.encode()
-    return _cased(name), value
-
-
-class _Written(bytes):
-    """A header's name as it goes out: uvicorn would write it small."""
-
-    def lower(self) -> bytes:
-        return self
-
-
-@lru_cache(maxsize=256)  # of the few that answers have
-def _cased(name: bytes) -> bytes:
-    return _Written(b"-".join(part.capitalize() for part in name.split(b"-")))
+def _with_charset(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A header as llama-server has it: its JSON says that it is UTF-8."""
+    is_json = name == b"content-type" and value == b"application/json"
+    return name, JSON_TYPE.encode() if is_json else value
