@@ -17,9 +17,30 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES: Final = 1 << 16  # request line and headers of a request
 HEAD_SECONDS: Final = 30.0  # from its first bytes to its last header
+FLOW: Final = "graphseed.flow"  # the ASGI extension in which an application finds its Flow
+
 # uvicorn looks for these, in small letters.
 _FRAMING: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 _OFFERS: Final = frozenset({b"upgrade", b"http2-settings"})
+
+
+class Flow:
+    """What an application can know of its request: whether it would have to wait."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle  # uvicorn's of one request
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the request is here to its end: to receive it takes no time."""
+        return not self._cycle.more_body
+
+    @property
+    def is_free(self) -> bool:
+        """Whether what is sent goes out: the client reads, so that sending takes no time."""
+        return not self._cycle.flow.write_paused
 
 
 class Connection(HttpToolsProtocol):
@@ -68,8 +89,10 @@ class Connection(HttpToolsProtocol):
         self._num_heads += 1
         self._is_in_head = False
         super().on_headers_complete()
-        cycle: Any = self.cycle  # of this request; it begins when all that is here was parsed
+        # Of this request, whose application begins when all that is here was parsed.
+        cycle: Any = self.cycle
         cycle.send = _with_case(cycle.send)
+        cycle.scope["extensions"] = {FLOW: Flow(cycle)}
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

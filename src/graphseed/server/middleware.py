@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graphseed.server.auth import PUBLIC_PATHS, ApiKeys, Cors
+from graphseed.server.connection import FLOW, Flow
 from graphseed.server.errors import ApiError, Failed, NotAuthenticated, Unavailable
 from graphseed.server.ledger import CURRENT, HttpRecord
 from graphseed.server.lifecycle import Lifecycle
@@ -89,8 +90,9 @@ class Gate:
             record.number = given.decode()
         settings = self._state.settings
         exchange = _Exchange(
-            record, receive, send, settings.max_body_bytes, settings.timeout_seconds
-        )
+            record, receive, send, settings.max_body_bytes, settings.timeout_seconds,
+            (scope.get("extensions") or {}).get(FLOW),
+        )  # fmt: skip
         exchange.add(self._cors.headers(_text(headers.get(b"origin"))))
         token = CURRENT.set(record)
         try:
@@ -164,11 +166,18 @@ class _Exchange:
     """
 
     def __init__(
-        self, record: HttpRecord, receive: Receive, send: Send, max_bytes: int, seconds: float
+        self,
+        record: HttpRecord,
+        receive: Receive,
+        send: Send,
+        max_bytes: int,
+        seconds: float,
+        flow: Flow | None,
     ) -> None:
         self.max_body_bytes = max_bytes
         self.has_started = False
         self._seconds = seconds
+        self._flow = flow  # where the connection is ours: a timer is needed for real waits alone
         self._is_read = False  # the whole body
         self._is_given_up = False
         self._record, self._receive, self._send = record, receive, send
@@ -187,14 +196,11 @@ class _Exchange:
 
     async def receive(self) -> Message:
         """The application's `receive`. Raises BodyTooLarge, BodyTooSlow."""
-        try:
-            # Once the body is there, what may still come is the client's end.
-            async with asyncio.timeout(None if self._is_read else self._seconds):
-                message = await self._receive()
-        except TimeoutError:
-            told = f"the request's body did not come within {self._seconds:g} s"
-            self._refusal = BodyTooSlow(told)
-            raise self._refusal from None
+        # Once the body is there, what may still come is the client's end.
+        if self._is_read or (self._flow is not None and self._flow.has_whole_body):
+            message = await self._receive()
+        else:
+            message = await self._receive_in_time()
         if message["type"] == "http.request":
             self._is_read = not message.get("more_body", False)
             self._num_bytes += len(message.get("body", b""))
@@ -202,6 +208,15 @@ class _Exchange:
                 self._refusal = self.too_large()
                 raise self._refusal
         return message
+
+    async def _receive_in_time(self) -> Message:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._receive()
+        except TimeoutError:
+            told = f"the request's body did not come within {self._seconds:g} s"
+            self._refusal = BodyTooSlow(told)
+            raise self._refusal from None
 
     async def send(self, message: Message) -> None:
         """The application's `send`."""
@@ -237,6 +252,9 @@ class _Exchange:
             message = {**message, "headers": [_with_charset(*header) for header in headers]}
         if self._is_given_up:
             raise ClientDisconnect
+        if self._flow is not None and self._flow.is_free:
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._seconds):
                 await self._send(message)
