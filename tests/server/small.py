@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from graphseed.capture import Selection
 from graphseed.engine import EngineConfig, EngineCore, SamplingParams
 from graphseed.server.app import Application, create_app
+from graphseed.server.connection import Connection
 from graphseed.server.ledger import Ledger
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.settings import ServerSettings
@@ -111,13 +112,15 @@ def leave_when(url: str, body: dict[str, Any], is_due: Callable[[], bool]) -> No
 def listening(app: ASGIApp, **more: Any) -> Iterator[str]:
     """Serve an app on a free port of the loopback interface; yields its address.
 
-    `more` is for uvicorn's configuration.
+    Connections are those of `graphseed serve`; `more` is for uvicorn's configuration.
     """
     # Without its protocol asyncio leaves Nagle's algorithm on: 40 ms for each answer.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **more))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", **more)
+        )
         thread = threading.Thread(target=server.run, args=([free],), daemon=True)
         thread.start()
         until = time.monotonic() + 10

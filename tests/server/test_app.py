@@ -9,7 +9,6 @@ import time
 import httpx
 import pytest
 
-from graphseed.server.connection import Connection
 from graphseed.server.middleware import JSON_TYPE
 from tests.server.small import listening
 
@@ -100,7 +99,7 @@ def test_a_fault_on_the_short_way_is_told_alike(server, caplog, monkeypatch):
 @pytest.mark.parametrize("path", ["/completion", "/prompt-graphs/release"])
 def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours(server, caplog, path):
     caplog.set_level(logging.INFO)
-    with listening(server.app, http=Connection) as address:
+    with listening(server.app) as address:
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), 10) as client:
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\n"
@@ -118,7 +117,7 @@ def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours(server, caplog
 def test_headers_are_written_as_llama_server_writes_them(make_server, loop):
     server = make_server(has_metrics=True)
     origin = {"Origin": "web.mydomain.fr"}
-    with listening(server.app, http=Connection, loop=loop) as address:
+    with listening(server.app, loop=loop) as address:
         answers = [
             httpx.options(f"{address}/completion", headers=origin),
             httpx.get(f"{address}/metrics"),

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from graphseed.server import connection
-from graphseed.server.connection import MAX_HEAD_BYTES, Connection
+from graphseed.server.connection import MAX_HEAD_BYTES
 from tests.server.small import listening
 
 BODY = b'{"prompt":"hi"}'
@@ -36,7 +36,7 @@ async def echo(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     app = Starlette(routes=[Route("/echo", echo, methods=["GET", "POST"])])
-    with listening(app, http=Connection, ws="none") as address:
+    with listening(app, ws="none") as address:
         yield int(address.rpartition(":")[2])
 
 
@@ -184,7 +184,7 @@ def test_answers_over_tls_come_whole_to_quick_and_slow_readers(loop: str, tmp_pa
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
     app = Starlette(routes=[Route("/echo", echo, methods=["POST"]), Route("/much", much)])
-    more = {"http": Connection, "loop": loop, "ssl_keyfile": key_file, "ssl_certfile": cert_file}
+    more = {"loop": loop, "ssl_keyfile": key_file, "ssl_certfile": cert_file}
     with (
         listening(app, **more) as address,
         httpx.Client(verify=trust, base_url=address.replace("http:", "https:")) as http,
@@ -207,7 +207,7 @@ def test_what_is_written_goes_out_before_what_else_is_due(loop: str) -> None:
 
     app = Starlette(routes=[Route("/slow", slow)])
     with (
-        listening(app, http=Connection, loop=loop) as address,
+        listening(app, loop=loop) as address,
         httpx.stream("GET", f"{address}/slow") as reply,
     ):
         times = [time.monotonic() for _ in reply.iter_raw()]

@@ -29,7 +29,6 @@ from graphseed.engine import EngineConfig, EngineCore, Request, SamplingParams
 from graphseed.engine.record import PlanRecorder, replay
 from graphseed.engine.sampler import Sampled, _uniform
 from graphseed.server.app import create_app
-from graphseed.server.connection import Connection
 from graphseed.server.ledger import Ledger
 from graphseed.server.lifecycle import Lifecycle
 from graphseed.server.settings import ServerSettings
@@ -219,7 +218,7 @@ def recorded_server(policy: str, path: Path) -> Iterator[tuple[ServerState, Ledg
         engine.core.observer = recorder
         try:
             app = create_app(state, Lifecycle(state, ledger=ledger))
-            with listening(app, http=Connection) as address:
+            with listening(app) as address:
                 yield state, ledger, address
         finally:
             engine.call(recorder.close)
