@@ -21,9 +21,10 @@ class Fields:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
+        self.given = frozenset(name for name, value in body.items() if value is not None)
 
     def __contains__(self, name: str) -> bool:
-        return self.body.get(name) is not None
+        return name in self.given
 
     def get(self, name: str) -> Any:
         """The value as it came; None where absent."""

@@ -58,6 +58,28 @@ _ABSENT: Final[Mapping[str, Callable[[float], bool]]] = {
 }
 
 
+# Of sampling: the least and the most that a number is moved to.
+_NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0.0, inf),
+    "top_p": (_SMALLEST_P, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (_SMALLEST_P, 1.0),
+    "repeat_penalty": (-inf, inf),
+    "presence_penalty": (-inf, inf),
+    "frequency_penalty": (-inf, inf),
+}
+_CONSTRAINTS: Final = frozenset({"grammar", "json_schema", "response_format"})
+_FLAGS: Final[Mapping[str, str]] = {  # fields that say yes or no, and what of Asked they are
+    "stream": "is_streaming",
+    "post_sampling_probs": "is_post_sampling",
+    "cache_prompt": "caches_prompt",
+    "return_progress": "reports_progress",
+    "timings_per_token": "has_timings_per_token",
+    "return_tokens": "returns_tokens",
+    "verbose": "is_verbose",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request's wishes, checked. The prompt is not among them."""
@@ -104,35 +126,36 @@ def parse(state: ServerState, body: Mapping[str, Any]) -> Asked:
     `top_logprobs` (beside `logprobs: true`).
     """
     fields = Fields(body)
+    given = fields.given
     _refuse_absent(fields)
     gbnf, json_schema = _constraint(fields)
     has_grammar = gbnf is not None or json_schema is not None
     has_logprobs, num_top = _logprobs(fields)
     n_predict = _n_predict(fields, state.settings.num_predict)
     samplers = _samplers(fields)
+    flags = {
+        "caches_prompt": state.settings.caches_prompts,
+        "is_verbose": state.settings.is_verbose,
+    }
+    # Most requests have few of all fields, and each that is looked for takes its time.
+    flags |= {name: fields.flag(field, False) for field, name in _FLAGS.items() if field in given}
     asked = Asked(
         params=_sampling(state, fields, n_predict, samplers, has_grammar),
         n_predict=n_predict,
         num_choices=_num_choices(fields),
-        is_streaming=fields.flag("stream", False),
         has_logprobs=has_logprobs,
         num_top=num_top,
-        is_post_sampling=fields.flag("post_sampling_probs", False),
         gbnf=gbnf,
         json_schema=json_schema,
         slot=_slot(fields, state.ready.engine.core.config.num_parallel),
-        caches_prompt=fields.flag("cache_prompt", state.settings.caches_prompts),
         max_predict_ms=max(0.0, fields.number("t_max_predict_ms", 0.0)),
         seconds=state.settings.timeout_seconds,
-        reports_progress=fields.flag("return_progress", False),
-        has_timings_per_token=fields.flag("timings_per_token", False),
-        returns_tokens=fields.flag("return_tokens", False),
-        is_verbose=fields.flag("verbose", state.settings.is_verbose),
         includes_usage=fields.inner("stream_options").flag("include_usage", False),
         response_fields=fields.texts("response_fields"),
         ping_seconds=_ping_seconds(fields),
         samplers=samplers,
         n_keep=fields.whole("n_keep", 0),
+        **flags,
     )
     if not has_logprobs:
         return asked
@@ -193,17 +216,12 @@ def _biased(model: Model, token: Any) -> list[int]:
 def _sampling(
     state: ServerState, fields: Fields, n_predict: int, samplers: tuple[str, ...], has_grammar: bool
 ) -> SamplingParams:
-    own, model = state.settings.defaults, state.ready.model
-    values: dict[str, Any] = {
-        "temperature": max(0.0, fields.number("temperature", own.temperature)),
-        "top_k": max(0, fields.whole("top_k", own.top_k)),
-        "top_p": min(1.0, max(_SMALLEST_P, fields.number("top_p", own.top_p))),
-        "min_p": min(1.0, max(0.0, fields.number("min_p", own.min_p))),
-        "typical_p": min(1.0, max(_SMALLEST_P, fields.number("typical_p", own.typical_p))),
-        "repeat_penalty": fields.number("repeat_penalty", own.repeat_penalty),
-        "presence_penalty": fields.number("presence_penalty", own.presence_penalty),
-        "frequency_penalty": fields.number("frequency_penalty", own.frequency_penalty),
-    }
+    own, model, given = state.settings.defaults, state.ready.model, fields.given
+    values: dict[str, Any] = {name: getattr(own, name) for name in _NUMBERS}
+    for name, (least, most) in _NUMBERS.items():
+        if name in given:
+            values[name] = min(most, max(least, fields.number(name, 0.0)))
+    values["top_k"] = max(0, fields.whole("top_k", own.top_k))
     if "samplers" in fields:
         for name in set(SAMPLERS) - set(samplers):
             values |= _NEUTRAL[name]
@@ -298,6 +316,8 @@ def _logprobs(fields: Fields) -> tuple[bool, int]:
 
 def _constraint(fields: Fields) -> tuple[str | None, Any]:
     """The grammar's text or the JSON schema, whichever field gives it."""
+    if fields.given.isdisjoint(_CONSTRAINTS):
+        return None, None
     gbnf = fields.text("grammar") or None
     schema = fields.get("json_schema")
     if gbnf is not None and schema is not None:
@@ -351,8 +371,8 @@ def _ping_seconds(fields: Fields) -> float | None:
 
 
 def _refuse_absent(fields: Fields) -> None:
-    for name in [name for name in _ABSENT if name in fields.body]:
-        if name in fields and not _ABSENT[name](fields.number(name, 0.0)):
+    for name, is_off in _ABSENT.items():
+        if name in fields.given and not is_off(fields.number(name, 0.0)):
             raise NotSupported(
                 f"{name} is {fields.get(name)!r}, and this server does not have it; leave it out"
             )
