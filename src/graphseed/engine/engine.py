@@ -338,11 +338,13 @@ class Engine:
             self._inbox.get()()
 
     def _hand_out(self, deltas: Iterable[Delta]) -> None:
-        is_awaited = has_begun = False  # a reader was waiting for that; it is a first token
+        is_awaited = False  # a reader waits for its answer to begin, and this is a part of that
+        has_begun = False  # it is the first token
         for delta in deltas:
             key, request = id(delta.request), delta.request
-            is_awaited |= len(request.output_ids) < 2
-            has_begun |= len(request.output_ids) < 2 and delta.token_id is not None
+            if len(request.output_ids) < 2:
+                is_awaited = True
+                has_begun |= delta.token_id is not None
             _, sink = self._readers[key]
             if delta.is_last:
                 del self._readers[key]

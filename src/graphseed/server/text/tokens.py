@@ -13,8 +13,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from graphseed.engine import EngineConfig, PromptTooLong
-from graphseed.engine.errors import BadToken
+from graphseed.engine import BadToken, EngineConfig, PromptTooLong
 from graphseed.engine.request import whole_numbers
 from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported

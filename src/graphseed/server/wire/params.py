@@ -47,16 +47,15 @@ _NEUTRAL: Final[Mapping[str, Mapping[str, float]]] = {
 }
 
 # Samplers that the engine lacks: the field, and whether a value turns it off.
-_ABSENT: Final[Mapping[str, Callable[[float], bool]]] = {
-    "dynatemp_range": lambda value: value <= 0,
-    "mirostat": lambda value: value == 0,
-    "dry_multiplier": lambda value: value == 0,
-    "xtc_probability": lambda value: value <= 0,
-    "top_n_sigma": lambda value: value <= 0,
-    "adaptive_target": lambda value: value < 0,
-    "n_indent": lambda value: value <= 0,
-}
-
+_ABSENT: Final[tuple[tuple[str, Callable[[float], bool]], ...]] = (
+    ("dynatemp_range", lambda value: value <= 0),
+    ("mirostat", lambda value: value == 0),
+    ("dry_multiplier", lambda value: value == 0),
+    ("xtc_probability", lambda value: value <= 0),
+    ("top_n_sigma", lambda value: value <= 0),
+    ("adaptive_target", lambda value: value < 0),
+    ("n_indent", lambda value: value <= 0),
+)
 
 # Of sampling: the least and the most that a number is moved to.
 _NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
@@ -371,7 +370,7 @@ def _ping_seconds(fields: Fields) -> float | None:
 
 
 def _refuse_absent(fields: Fields) -> None:
-    for name, is_off in _ABSENT.items():
+    for name, is_off in _ABSENT:
         if name in fields.given and not is_off(fields.number(name, 0.0)):
             raise NotSupported(
                 f"{name} is {fields.get(name)!r}, and this server does not have it; leave it out"
