@@ -37,7 +37,7 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted $root" ]; then
     echo "making the environment in $venv (once)" >&2
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint scripts/constraints.txt --editable '.[test]' 'triton==3.6.0'
+        --constraint scripts/constraints.txt --editable '.[test]' triton
     echo "$wanted $root" >"$stamp"
 fi
 export PATH="$venv/bin:$PATH"

@@ -1,17 +1,16 @@
 """The engine with its thread: submit from any thread or event loop, read tokens as they come.
 
-Owns the one thread that captures, launches and destroys graphs, and the handles of open requests.
+Owns the one thread that captures, launches and destroys graphs, and who reads which request.
 What a step does is the core's; this file only carries requests in and deltas out.
 """
 
-import asyncio
 import atexit
 import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
@@ -22,60 +21,15 @@ from graphseed.engine.answer import Cancelled, Delta
 from graphseed.engine.core import EngineCore
 from graphseed.engine.errors import BadParameter, QueueFull
 from graphseed.engine.grammar import Grammar
+from graphseed.engine.handles import AsyncHandle, Handle, Sink
 from graphseed.engine.request import Request, SamplingParams, Status
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Sink = Callable[[Delta], None]
-
 RETRY_SECONDS: Final = 0.005
 JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
 WAKING_SECONDS: Final = 1e-4  # a reader that slept for long needs 60 us to come to itself
-
-
-class Handle:
-    """One submitted request as its reader sees it. Safe to use from any thread."""
-
-    def __init__(self, engine: "Engine", request: Request) -> None:
-        self.request = request
-        self._engine = engine
-        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        self.sink: Sink = self._deltas.put  # keeps the queue alive, not the handle
-        self._has_ended = False
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self
-
-    def __next__(self) -> Delta:
-        """Wait for the next token. Raises what ended the request, if that was an error."""
-        if self._has_ended:
-            raise StopIteration
-        return self._passed(self._deltas.get())
-
-    def cancel(self) -> None:
-        """Give the request up; its slot and blocks are free at the next step."""
-        self._engine.cancel(self.request)
-
-    def close(self) -> None:
-        """Stop reading: the request is cancelled unless it has ended."""
-        if not self._has_ended:
-            self._has_ended = True
-            self.cancel()
-
-    def disown(self) -> None:
-        """Let the request be: it was not handed in by this handle."""
-        self._has_ended = True
-
-    def __del__(self) -> None:
-        self.close()  # nobody reads any more
-
-    def _passed(self, delta: Delta) -> Delta:
-        if delta.is_last:
-            self._has_ended = True
-        if delta.error is not None:
-            raise delta.error
-        return delta
 
 
 class Engine:
@@ -143,11 +97,7 @@ class Engine:
         Raises BadParameter for one that was handed in before, QueueFull, Closed.
         """
         handle = Handle(self, request)
-        try:
-            self._enter(request, handle.sink, kv_digest)
-        except GraphseedError:
-            handle.disown()
-            raise
+        self._hand_in(handle, kv_digest)
         return handle
 
     def stream(self, prompt_ids: Iterable[int], params: SamplingParams | None = None) -> Handle:
@@ -168,29 +118,14 @@ class Engine:
             async for delta in deltas:
                 yield delta
 
-    async def aread(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """Hand in a request that the core made and read it in an event loop.
+    def aread(self, request: Request) -> AsyncHandle:
+        """Hand in a request that the core made, and read it in the running event loop.
 
-        Leaving early cancels it. Raises at the first step what `start` does, and what ended the
-        request.
+        Raises as `start`.
         """
-        loop = asyncio.get_running_loop()
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
-
-        def sink(delta: Delta) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, delta)
-
-        self._enter(request, sink, False)
-        try:
-            while True:
-                delta = await deltas.get()
-                if delta.error is not None:
-                    raise delta.error
-                yield delta
-                if delta.is_last:
-                    return
-        finally:
-            self.cancel(request)
+        handle = AsyncHandle(self, request)
+        self._hand_in(handle, kv_digest=False)
+        return handle
 
     def generate(
         self,
@@ -278,6 +213,13 @@ class Engine:
         if seconds is not None:
             request.set_deadline(seconds)
         return request
+
+    def _hand_in(self, handle: Handle | AsyncHandle, kv_digest: bool) -> None:
+        try:
+            self._enter(handle.request, handle.sink, kv_digest)
+        except GraphseedError:
+            handle.disown()
+            raise
 
     def _enter(self, request: Request, sink: Sink, kv_digest: bool) -> None:
         config = self.core.config

@@ -244,9 +244,12 @@ class Request:
 
 
 class TokenIds(tuple[int, ...]):
-    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them."""
+    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them.
 
-    __slots__ = ()
+    `below` is a bound that each is known to be under, and none is negative then.
+    """
+
+    below: int | None = None
 
 
 def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int) -> TokenIds:
@@ -282,6 +285,8 @@ def whole_numbers(prompt_ids: Iterable[int]) -> TokenIds:
 
 def _all_within(ids: TokenIds, vocab_size: int) -> bool:
     """Whether every id is one of the model's."""
+    if ids.below is not None and ids.below <= vocab_size:
+        return True
     if len(ids) < _MANY_IDS:
         return min(ids) >= 0 and max(ids) < vocab_size
     try:

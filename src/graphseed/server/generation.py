@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from graphseed.engine import Engine, FinishReason, Grammar, Request, SamplingParams
+from graphseed.engine import AsyncHandle, Engine, FinishReason, Grammar, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,20 @@ class Generation:
         if options.seconds is not None:
             self.request.set_deadline(options.seconds)
         self.was_out_of_time = False  # ended by max_predict_ms
+        self._deltas: AsyncHandle | None = None  # once it is handed in
+
+    def begin(self) -> None:
+        """Hand it in now, and read it later. Raises BadParameter, QueueFull, Closed."""
+        self._deltas = self._engine.aread(self.request)
+
+    def close(self) -> None:
+        """Give it up, if it was begun and has not ended."""
+        if self._deltas is not None:
+            self._deltas.close()
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Pieces as they come. Raises QueueFull at once, and whatever ends the request."""
-        async with aclosing(self._engine.aread(self.request)) as deltas:
+        """Pieces as they come; begins what is not begun. Raises as that, and what ends it."""
+        async with aclosing(self._deltas or self._engine.aread(self.request)) as deltas:
             async for delta in deltas:
                 sampled = delta.sampled
                 yield Piece(

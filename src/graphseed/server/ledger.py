@@ -7,13 +7,13 @@ endpoint: whatever goes through the engine is seen.
 
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from graphseed.engine import Delta, Engine, EngineCore, Handle, Request, Status
+from graphseed.engine import AsyncHandle, Engine, EngineCore, Handle, Request, Status
 
 _ENDED: Final = frozenset({Status.FINISHED, Status.FAILED})
 _MIN_KEPT: Final = 64  # tasks that are kept without asking which are needed
@@ -133,12 +133,13 @@ class WatchedEngine(Engine):
         self._ledger.enter(request)
         return handle
 
-    async def aread(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def aread(self, request: Request) -> AsyncHandle:
         task = self._ledger.enter(request)
         task.is_read = True
         try:
-            async with aclosing(super().aread(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
-        finally:
-            self._ledger.leave(task)  # also where the engine refused it
+            handle = super().aread(request)
+        except BaseException:
+            self._ledger.leave(task)
+            raise
+        handle.on_closed(partial(self._ledger.leave, task))
+        return handle

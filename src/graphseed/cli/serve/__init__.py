@@ -22,7 +22,7 @@ from graphseed.cli.serve.flags import BadUsage, ServeArgs
 
 SUMMARY: Final = "Serve a model over HTTP, as llama-server and OpenAI's API do."
 WRONG_USAGE: Final = 2  # exit code
-_NEEDED: Final = ("fastapi", "httptools", "uvicorn")
+_NEEDED: Final = ("fastapi", "httptools", "msgspec", "uvicorn")
 
 logger = logging.getLogger("graphseed.server")
 

@@ -19,6 +19,7 @@ from graphseed.server.dialects.anthropic_shapes import MessageObject, MessageStr
 from graphseed.server.errors import ApiError, Failed, of_exception
 from graphseed.server.state import ServerState
 from graphseed.server.wire.fields import json_body
+from graphseed.server.wire.jobs import begin
 from graphseed.server.wire.replies import documented, json_reply
 from graphseed.server.wire.sse import Event, event_stream, unless_gone
 
@@ -103,6 +104,7 @@ def router(state: ServerState) -> APIRouter:
         message = MessageObject(state, turn.answers[0])
         if turn.asked.is_streaming:
             stream = MessageStream(message)
+            begin(turn.generations)
             return await event_stream(
                 request, _events(turn, stream), state.settings, ends_with_done=False,
                 ping_seconds=turn.asked.ping_seconds, error_event=stream.error,

@@ -17,6 +17,7 @@ from graphseed.server.dialects.chat_shapes import ChatCompletion, ChoiceStream
 from graphseed.server.errors import NotSupported
 from graphseed.server.state import ServerState
 from graphseed.server.wire.fields import Fields, json_body, shown, wrong
+from graphseed.server.wire.jobs import begin
 from graphseed.server.wire.replies import documented, json_reply
 from graphseed.server.wire.sse import Event, event_stream, unless_gone
 
@@ -35,6 +36,7 @@ def router(state: ServerState) -> APIRouter:
         turn = await _open(state, await json_body(request))
         shapes = ChatCompletion(state)
         if turn.asked.is_streaming:
+            begin(turn.generations)
             return await event_stream(
                 request, _events(shapes, turn), state.settings, ends_with_done=True,
                 ping_seconds=turn.asked.ping_seconds,

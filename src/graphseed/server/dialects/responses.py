@@ -19,6 +19,7 @@ from graphseed.server.errors import NotSupported
 from graphseed.server.state import ServerState
 from graphseed.server.text.completion_schemas import SAMPLING
 from graphseed.server.wire.fields import json_body
+from graphseed.server.wire.jobs import begin
 from graphseed.server.wire.replies import documented, json_reply
 from graphseed.server.wire.sse import Event, event_stream, unless_gone
 
@@ -71,6 +72,7 @@ def router(state: ServerState) -> APIRouter:
         response = ResponseObject(state, body, answer)
         if turn.asked.is_streaming:
             stream = ResponseStream(response, answer)
+            begin(turn.generations)
             return await event_stream(
                 request, _events(turn, stream), state.settings, ends_with_done=False,
                 ping_seconds=turn.asked.ping_seconds, error_event=stream.error,

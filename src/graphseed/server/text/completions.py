@@ -17,8 +17,8 @@ from graphseed.server.state import ServerState
 from graphseed.server.text import completion_schemas as schemas
 from graphseed.server.text.openai_shapes import TextCompletion
 from graphseed.server.text.tokens import prompts_of
-from graphseed.server.wire.fields import Fields, json_body
-from graphseed.server.wire.jobs import open_generations, read_all, read_merged
+from graphseed.server.wire.fields import PROMPT, Fields, json_object, whole_body
+from graphseed.server.wire.jobs import begin, open_generations, read_all, read_merged
 from graphseed.server.wire.llama_shapes import Telling, final_object, partial_object
 from graphseed.server.wire.params import parse
 from graphseed.server.wire.replies import documented, json_reply
@@ -34,7 +34,7 @@ def router(state: ServerState) -> APIRouter:
     )  # fmt: skip
 
     async def complete(request: Request) -> Response:
-        tellings = await _open(state, await json_body(request))
+        tellings = await _open(state, await _body(state, request))
         if tellings[0].asked.is_streaming:
             return await _streamed(request, _native_events(tellings), tellings, done=False)
         await unless_gone(request, _take_all(tellings))
@@ -52,7 +52,7 @@ def router(state: ServerState) -> APIRouter:
         ),
     )  # fmt: skip
     async def complete_text(request: Request) -> Response:
-        body = await json_body(request)
+        body = await _body(state, request)
         _refuse_absent(Fields(body))
         tellings = await _open(state, body)
         shapes = TextCompletion(state)
@@ -68,13 +68,19 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
+async def _body(state: ServerState, request: Request) -> dict[str, Any]:
+    return json_object(await whole_body(request), vocab_size=state.ready.model.vocab_size)
+
+
 async def _open(state: ServerState, body: dict[str, Any]) -> list[Telling]:
-    """Every generation that a body asks for, checked, and not begun."""
+    """Every generation that a body asks for, checked, and begun where it is streamed."""
     state.check_can_generate()
     asked = parse(state, body)
     served = state.ready
-    prompts = await prompts_of(served.model, served.engine.core.config, body.get("prompt"))
+    prompts = await prompts_of(served.model, served.engine.core.config, body.get(PROMPT))
     generations = await open_generations(state, prompts, asked)
+    if asked.is_streaming:
+        begin(generations)
     return [Telling(state, one, asked, index) for index, one in enumerate(generations)]
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from graphseed.engine import BadToken, EngineConfig, PromptTooLong
-from graphseed.engine.request import whole_numbers
+from graphseed.engine.request import TokenIds, whole_numbers
 from graphseed.models.model import Model
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.state import ServerState
@@ -155,7 +155,7 @@ async def _prompt(model: Model, value: Any, context_len: int) -> Sequence[int]:
         value = _prompt_string(value)
     if isinstance(value, str):
         return await encode(model, value, adds_special=True) or _only_bos(model)
-    if not isinstance(value, list):
+    if not isinstance(value, list | TokenIds):
         raise wrong("prompt", value, "a text, token ids, or a list of prompts")
     if not value:
         raise wrong("prompt", value, "at least one token")

@@ -46,6 +46,17 @@ async def open_generations(
     return generations
 
 
+def begin(generations: Sequence[Generation]) -> None:
+    """Hand all in, ahead of all that reading them takes. The first error ends all and is raised."""
+    try:
+        for generation in generations:
+            generation.begin()
+    except BaseException:
+        for generation in generations:
+            generation.close()
+        raise
+
+
 async def read_all(generations: Sequence[Generation]) -> list[list[Piece]]:
     """Run all and return the pieces of each. The first error ends all and is raised."""
     if len(generations) == 1:

@@ -25,6 +25,9 @@ Events = AsyncGenerator[Event, None]
 
 PING: bytes = b":\n\n"
 DONE: str = "data: [DONE]\n\n"
+# An answer that has not begun by then is listened to for its client's leaving, and pinged for: to
+# begin that at once would hold up the engine's thread, to which the prompt was just handed.
+WATCH_AFTER: float = 0.005
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -116,31 +119,26 @@ class _EventStream(StreamingResponse):
         self._loop = loop
         self._sent_at = loop.time()
         self._send = request._send  # what the framework will call this response with
-        self._has_begun: asyncio.Future[None] = loop.create_future()
+        self.has_begun = False  # something was sent
+        self._has_news: asyncio.Future[None] = loop.create_future()  # that, or it has ended before
         self._lock = asyncio.Lock()  # events and pings are sent one after the other
-        self._timer: asyncio.TimerHandle | None = None  # of the next look at whether it is quiet
+        # Of the next look at whether it is quiet; first of the beginning of such looks.
+        self._timer = loop.call_later(WATCH_AFTER, self._watch)
         self._ping: asyncio.Future[None] | None = None  # the last one; the next follows it
         self._may_ping = ping_seconds > 0
         self._receive = request.receive
         self._gone: asyncio.Task[None] | None = None
         self._sending = asyncio.create_task(self._send_all())
+        self._sending.add_done_callback(self._tell)
 
     async def begun(self) -> None:
         """Wait until something was sent. Raises what prevented it, or ClientGone."""
-        await asyncio.sleep(0)  # the prompt is handed in: what follows delays it no more
-        self._gone = asyncio.create_task(_disconnected(self._receive))
-        first = {self._has_begun, self._sending, self._gone}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        await self._has_news
         if self.has_begun:
             return
         if self._sending.done():
             self._sending.result()
         raise ClientGone
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether something was sent."""
-        return self._has_begun.done()
 
     async def end(self) -> None:
         """Send nothing more, and let the generator end."""
@@ -152,9 +150,9 @@ class _EventStream(StreamingResponse):
             await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        running = {task for task in (self._sending, self._gone) if task is not None}
+        gone = self._watch()
         try:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._sending, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self.end()
         if not self._sending.cancelled():
@@ -162,9 +160,21 @@ class _EventStream(StreamingResponse):
         if self.background is not None:
             await self.background()
 
+    def _watch(self) -> asyncio.Task[None]:
+        """Begin to listen for the client's leaving, and to ping, if that has not begun."""
+        if self._gone is None:
+            self._timer.cancel()
+            self._gone = asyncio.create_task(_disconnected(self._receive))
+            self._gone.add_done_callback(self._tell)
+            if self._may_ping:
+                self._ping_when_quiet()
+        return self._gone
+
+    def _tell(self, _: object = None) -> None:
+        if not self._has_news.done():
+            self._has_news.set_result(None)
+
     async def _send_all(self) -> None:
-        if self._may_ping:
-            self._ping_after(self._ping_seconds)
         try:
             await self._send_events()
         finally:
@@ -210,14 +220,14 @@ class _EventStream(StreamingResponse):
     def _stop_pings(self) -> None:
         """Begin no other ping; one that is being sent goes on."""
         self._may_ping = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
         self._sent_at = self._loop.time()
         async with self._lock:
             if not self.has_begun:
-                self._has_begun.set_result(None)
+                self.has_begun = True
+                self._tell()
                 start = {"type": "http.response.start", "status": self.status_code}
                 await self._send({**start, "headers": self.raw_headers})
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
