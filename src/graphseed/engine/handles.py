@@ -85,12 +85,19 @@ class AsyncHandle(_Reading):
         loop = asyncio.get_running_loop()
         super().__init__(engine, request)
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        has_news: asyncio.Future[None] = loop.create_future()
+
+        def arrive(delta: Delta) -> None:
+            deltas.put_nowait(delta)
+            if not has_news.done():
+                has_news.set_result(None)
 
         def sink(delta: Delta) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+            loop.call_soon_threadsafe(arrive, delta)
 
         self._loop = loop
         self._deltas = deltas
+        self.has_news = has_news  # done when the first token can be read, or that there is none
         self.sink: Sink = sink  # keeps the queue alive, not the handle
 
     def on_closed(self, call: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ so that limits, cancellation, deadlines and timings are the same for all. Does n
 format.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
@@ -57,9 +58,13 @@ class Generation:
         self.was_out_of_time = False  # ended by max_predict_ms
         self._deltas: AsyncHandle | None = None  # once it is handed in
 
-    def begin(self) -> None:
-        """Hand it in now, and read it later. Raises BadParameter, QueueFull, Closed."""
+    def begin(self) -> asyncio.Future[None]:
+        """Hand it in now, and read it later: there is something to read when the future is done.
+
+        Raises BadParameter, QueueFull, Closed.
+        """
         self._deltas = self._engine.aread(self.request)
+        return self._deltas.has_news
 
     def close(self) -> None:
         """Give it up, if it was begun and has not ended."""

@@ -73,14 +73,12 @@ async def _body(state: ServerState, request: Request) -> dict[str, Any]:
 
 
 async def _open(state: ServerState, body: dict[str, Any]) -> list[Telling]:
-    """Every generation that a body asks for, checked, and begun where it is streamed."""
+    """Every generation that a body asks for, checked, and not begun."""
     state.check_can_generate()
     asked = parse(state, body)
     served = state.ready
     prompts = await prompts_of(served.model, served.engine.core.config, body.get(PROMPT))
     generations = await open_generations(state, prompts, asked)
-    if asked.is_streaming:
-        begin(generations)
     return [Telling(state, one, asked, index) for index, one in enumerate(generations)]
 
 
@@ -95,9 +93,11 @@ async def _streamed(
     request: Request, events: AsyncGenerator[Event, None], tellings: list[Telling], *, done: bool
 ) -> Response:
     state, asked = tellings[0].state, tellings[0].asked
+    is_running = await begin([telling.generation for telling in tellings])
     return await event_stream(
-        request, events, state.settings, ends_with_done=done, ping_seconds=asked.ping_seconds
-    )
+        request, events, state.settings, ends_with_done=done, is_running=is_running,
+        ping_seconds=asked.ping_seconds,
+    )  # fmt: skip
 
 
 async def _native_events(tellings: list[Telling]) -> AsyncGenerator[Event, None]:

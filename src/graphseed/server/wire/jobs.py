@@ -6,13 +6,15 @@ Owns how they are made, read together, and given up together. Does not know any 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import cast
+from typing import Final, cast
 
-from graphseed.engine import Grammar
+from graphseed.engine import Grammar, Status
 from graphseed.server.errors import InvalidRequest
 from graphseed.server.generation import GenerateOptions, Generation, Piece
 from graphseed.server.state import ServerState
 from graphseed.server.wire.params import Asked
+
+HEAD_START: Final = 0.001  # seconds
 
 
 async def open_generations(
@@ -46,15 +48,20 @@ async def open_generations(
     return generations
 
 
-def begin(generations: Sequence[Generation]) -> None:
-    """Hand all in, ahead of all that reading them takes. The first error ends all and is raised."""
+async def begin(generations: Sequence[Generation]) -> bool:
+    """Hand all in, ahead of what it takes to read them: whether all run, with nothing to read yet.
+
+    Waits a millisecond, or until there is something to read: what the caller does next would keep
+    the interpreter from the engine's thread. The first error ends all and is raised.
+    """
     try:
-        for generation in generations:
-            generation.begin()
+        news = [generation.begin() for generation in generations]
+        told, _ = await asyncio.wait(news, timeout=HEAD_START, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
         for generation in generations:
             generation.close()
         raise
+    return not told and all(one.request.status is Status.PREFILL for one in generations)
 
 
 async def read_all(generations: Sequence[Generation]) -> list[list[Piece]]:

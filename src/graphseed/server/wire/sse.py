@@ -25,9 +25,6 @@ Events = AsyncGenerator[Event, None]
 
 PING: bytes = b":\n\n"
 DONE: str = "data: [DONE]\n\n"
-# An answer that has not begun by then is listened to for its client's leaving, and pinged for: to
-# begin that at once would hold up the engine's thread, to which the prompt was just handed.
-WATCH_AFTER: float = 0.005
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -52,21 +49,23 @@ async def event_stream(
     settings: ServerSettings,
     *,
     ends_with_done: bool,
+    is_running: bool = False,
     ping_seconds: float | None = None,
     error_event: Callable[[ApiError], Event] = lambda error: error.body,
 ) -> StreamingResponse:
     """Answer with events, as they come; the response starts with the first of them.
 
-    `events` is an async generator of dicts (each is one `data:` event) and strings (whole frames:
-    `named` makes them). What it raises before its first event is raised here, so that the client
-    gets a plain HTTP error; what it raises later goes out as `error_event` and ends the stream.
-    While nothing comes, a ping goes out every `ping_seconds` (None: the server's; -1: none); the
-    first of them starts the response. A client that disconnects closes the generator, at any time:
-    `finally` in it runs, and a Generation that it reads is cancelled. The request's body must have
-    been read. Raises ClientGone.
+    Where what they tell `is_running` already, it starts at once: its head is in nobody's way now,
+    and before the first token's event it would be. `events` is an async generator of dicts (each is
+    one `data:` event) and strings (whole frames: `named` makes them). What it raises before the
+    response has started is raised here, so that the client gets a plain HTTP error; what it raises
+    later goes out as `error_event` and ends the stream. While nothing comes, a ping goes out every
+    `ping_seconds` (None: the server's; -1: none); that starts the response too. A client that
+    disconnects closes the generator, at any time: `finally` in it runs, and a Generation that it
+    reads is cancelled. The request's body must have been read. Raises ClientGone.
     """
     interval = settings.sse_ping_seconds if ping_seconds is None else ping_seconds
-    stream = _EventStream(request, events, interval, ends_with_done, error_event)
+    stream = _EventStream(request, events, interval, ends_with_done, is_running, error_event)
     try:
         await stream.begun()
     except BaseException as error:
@@ -106,6 +105,7 @@ class _EventStream(StreamingResponse):
         events: Events,
         ping_seconds: float,
         ends_with_done: bool,
+        is_running: bool,
         error_event: Callable[[ApiError], Event],
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -115,30 +115,35 @@ class _EventStream(StreamingResponse):
         self._events = events
         self._ping_seconds = ping_seconds
         self._ends_with_done = ends_with_done
+        self._is_running = is_running
         self._error_event = error_event
         self._loop = loop
         self._sent_at = loop.time()
         self._send = request._send  # what the framework will call this response with
-        self.has_begun = False  # something was sent
-        self._has_news: asyncio.Future[None] = loop.create_future()  # that, or it has ended before
+        self._has_begun: asyncio.Future[None] = loop.create_future()
         self._lock = asyncio.Lock()  # events and pings are sent one after the other
-        # Of the next look at whether it is quiet; first of the beginning of such looks.
-        self._timer = loop.call_later(WATCH_AFTER, self._watch)
+        self._timer: asyncio.TimerHandle | None = None  # of the next look at whether it is quiet
         self._ping: asyncio.Future[None] | None = None  # the last one; the next follows it
         self._may_ping = ping_seconds > 0
         self._receive = request.receive
         self._gone: asyncio.Task[None] | None = None
         self._sending = asyncio.create_task(self._send_all())
-        self._sending.add_done_callback(self._tell)
 
     async def begun(self) -> None:
         """Wait until something was sent. Raises what prevented it, or ClientGone."""
-        await self._has_news
+        self._gone = asyncio.create_task(_disconnected(self._receive))
+        first = {self._has_begun, self._sending, self._gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if self.has_begun:
             return
         if self._sending.done():
             self._sending.result()
         raise ClientGone
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was sent."""
+        return self._has_begun.done()
 
     async def end(self) -> None:
         """Send nothing more, and let the generator end."""
@@ -150,9 +155,9 @@ class _EventStream(StreamingResponse):
             await self._events.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = self._watch()
+        running = {task for task in (self._sending, self._gone) if task is not None}
         try:
-            await asyncio.wait({self._sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self.end()
         if not self._sending.cancelled():
@@ -160,21 +165,9 @@ class _EventStream(StreamingResponse):
         if self.background is not None:
             await self.background()
 
-    def _watch(self) -> asyncio.Task[None]:
-        """Begin to listen for the client's leaving, and to ping, if that has not begun."""
-        if self._gone is None:
-            self._timer.cancel()
-            self._gone = asyncio.create_task(_disconnected(self._receive))
-            self._gone.add_done_callback(self._tell)
-            if self._may_ping:
-                self._ping_when_quiet()
-        return self._gone
-
-    def _tell(self, _: object = None) -> None:
-        if not self._has_news.done():
-            self._has_news.set_result(None)
-
     async def _send_all(self) -> None:
+        if self._may_ping:
+            self._ping_after(self._ping_seconds)
         try:
             await self._send_events()
         finally:
@@ -185,6 +178,9 @@ class _EventStream(StreamingResponse):
 
     async def _send_events(self) -> None:
         try:
+            if self._is_running:
+                async with self._lock:
+                    await self._start()
             async for event in self._events:
                 await self._put(_frame(event))
             if self._ends_with_done:
@@ -220,17 +216,20 @@ class _EventStream(StreamingResponse):
     def _stop_pings(self) -> None:
         """Begin no other ping; one that is being sent goes on."""
         self._may_ping = False
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
         self._sent_at = self._loop.time()
         async with self._lock:
             if not self.has_begun:
-                self.has_begun = True
-                self._tell()
-                start = {"type": "http.response.start", "status": self.status_code}
-                await self._send({**start, "headers": self.raw_headers})
+                await self._start()
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def _start(self) -> None:
+        self._has_begun.set_result(None)
+        start = {"type": "http.response.start", "status": self.status_code}
+        await self._send({**start, "headers": self.raw_headers})
 
 
 async def _disconnected(receive: Receive) -> None:
