@@ -48,8 +48,9 @@ def test_missing_packages_are_named_with_the_extra_that_has_them(monkeypatch, ca
 
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     assert main(["serve", *TINY]) == 1
-    assert "graphseed serve needs fastapi, httptools, msgspec, uvicorn; pip install 'graphseed[serve]'" in (
-        capsys.readouterr().err
+    assert (
+        "graphseed serve needs fastapi, httptools, msgspec, uvicorn; pip install 'graphseed[serve]'"
+        in (capsys.readouterr().err)
     )
 
 

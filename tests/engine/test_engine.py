@@ -22,7 +22,7 @@ from graphseed.engine import (
     SamplingParams,
     Status,
 )
-from graphseed.engine.request import checked_prompt
+from graphseed.engine.request import TokenIds, checked_prompt
 from tests.engine.conftest import answer, prompt_of
 
 
@@ -197,6 +197,15 @@ def test_an_id_out_of_range_is_found_among_many(bad, position):
     ids[position] = bad
     with pytest.raises(BadToken, match=f"token id {bad} at position {position} .* 0 to 511"):
         checked_prompt(ids, 4096, 512)
+
+
+@pytest.mark.parametrize("num_ids", [3, 3000])
+def test_ids_known_to_be_under_a_bound_are_looked_at_where_the_bound_is_too_high(num_ids):
+    ids = TokenIds.known([511] * num_ids, below=512)
+    assert checked_prompt(ids, 4096, 512) is ids
+    assert checked_prompt(ids, 4096, 600) is ids
+    with pytest.raises(BadToken, match="token id 511 at position 0 .* 0 to 509"):
+        checked_prompt(ids, 4096, 510)
 
 
 def test_prompts_of_numpy_and_torch_are_prompts(make_engine):

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from graphseed.engine import EngineConfig, PromptTooLong
+from graphseed.engine.request import TokenIds
 from graphseed.server.errors import InvalidRequest, NotSupported
 from graphseed.server.text.tokens import BLOCKING_CHARACTERS, Pieces, encode, prompts_of
 from tests.server.conftest import model_of
@@ -23,7 +24,7 @@ class OtherTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.vocab_size = len(tokenizer)
+        self.vocab_size = self.tokenizer_size = len(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +194,12 @@ def test_plain_text_is_tokenised_without_touching_the_engines_tokenizer(server: 
     tokens = server.post("/tokenize", content="<|eos|>", parse_special=False)["tokens"]
     assert tokens == list(b"<|eos|>")
     assert backend.encode_special_tokens == before
+
+
+def test_ids_of_a_text_are_known_to_be_under_what_the_tokenizer_says(server: Small) -> None:
+    (ids,) = asyncio.run(prompts_of(server.state.ready.model, SIZES, "ab"))
+    assert type(ids) is TokenIds and list(ids) == [97, 98]
+    assert ids.below == server.state.ready.model.tokenizer_size
 
 
 def test_lists_that_can_never_run_are_refused_before_they_are_looked_at() -> None:

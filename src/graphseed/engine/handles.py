@@ -6,6 +6,7 @@ request up. Does not know how a request is submitted or run.
 
 import asyncio
 import queue
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol
@@ -76,6 +77,27 @@ class Handle(_Reading):
         return self._passed(self._deltas.get())
 
 
+class _Arrived:
+    """What has come for a reader in an event loop and is not read yet. Used in that loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._deltas: deque[Delta] = deque()
+        self.has_news: asyncio.Future[None] = loop.create_future()  # done once there is any
+
+    def put(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        if not self.has_news.done():
+            self.has_news.set_result(None)
+
+    async def get(self) -> Delta:
+        while not self._deltas:
+            if self.has_news.done():
+                self.has_news = self._loop.create_future()
+            await self.has_news
+        return self._deltas.popleft()
+
+
 class AsyncHandle(_Reading):
     """One submitted request as its reader in an event loop sees it. Made and used in that loop."""
 
@@ -84,21 +106,19 @@ class AsyncHandle(_Reading):
     def __init__(self, engine: Cancels, request: Request) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(engine, request)
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        has_news: asyncio.Future[None] = loop.create_future()
-
-        def arrive(delta: Delta) -> None:
-            deltas.put_nowait(delta)
-            if not has_news.done():
-                has_news.set_result(None)
+        arrived = _Arrived(loop)
 
         def sink(delta: Delta) -> None:
-            loop.call_soon_threadsafe(arrive, delta)
+            loop.call_soon_threadsafe(arrived.put, delta)
 
         self._loop = loop
-        self._deltas = deltas
-        self.has_news = has_news  # done when the first token can be read, or that there is none
-        self.sink: Sink = sink  # keeps the queue alive, not the handle
+        self._arrived = arrived
+        self.sink: Sink = sink  # keeps what has arrived alive, not the handle
+
+    @property
+    def has_news(self) -> asyncio.Future[None]:
+        """Done once there is something to read. To be waited for with `asyncio.wait` alone."""
+        return self._arrived.has_news
 
     def on_closed(self, call: Callable[[], None]) -> None:
         """Call, in the loop and once, when the reader has gone: at the end, early, or unseen."""
@@ -112,7 +132,7 @@ class AsyncHandle(_Reading):
         if self._has_ended:
             self.close()
             raise StopAsyncIteration
-        return self._passed(await self._deltas.get())
+        return self._passed(await self._arrived.get())
 
     def close(self) -> None:
         super().close()

@@ -12,7 +12,7 @@ from enum import Enum
 from math import inf
 from numbers import Integral, Real
 from types import UnionType
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -244,12 +244,16 @@ class Request:
 
 
 class TokenIds(tuple[int, ...]):
-    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them.
+    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them."""
 
-    `below` is a bound that each is known to be under, and none is negative then.
-    """
+    below: int | None = None  # that each is known to be under, and none is negative then
 
-    below: int | None = None
+    @classmethod
+    def known(cls, token_ids: Iterable[int], below: int) -> Self:
+        """Ids of which it is known that they are plain whole numbers from 0, under a bound."""
+        ids = cls(token_ids)
+        ids.below = below
+        return ids
 
 
 def checked_prompt(prompt_ids: Iterable[int], context_len: int, vocab_size: int) -> TokenIds:

@@ -63,7 +63,7 @@ async def opened(state: ServerState, body: Mapping[str, Any]) -> Conversation:
     return open_conversation(state, body)
 
 
-async def tokens_of(model: Model, conversation: Conversation) -> list[int]:
+async def tokens_of(model: Model, conversation: Conversation) -> Sequence[int]:
     """The prompt's tokens, led by a BOS where the tokenizer puts one."""
     ids = await encode(model, conversation.prompt, adds_special=True)
     if not ids:

@@ -24,14 +24,15 @@ from graphseed.server.wire.replies import documented, json_reply
 BLOCKING_CHARACTERS: Final = 20_000  # longer texts are tokenised beside the event loop
 
 
-async def encode(model: Model, text: str, *, adds_special: bool) -> list[int]:
+async def encode(model: Model, text: str, *, adds_special: bool) -> Sequence[int]:
     """Token ids of a text in which special tokens may be written out.
 
     `adds_special` puts what the tokenizer wants around a whole text (a BOS, where it has one).
+    Where the tokenizer says what it can write, nobody need look at each id again.
     """
     if len(text) < BLOCKING_CHARACTERS:
-        return _encode(model.tokenizer, text, adds_special)
-    return await asyncio.to_thread(_encode, model.tokenizer, text, adds_special)
+        return _encode(model, text, adds_special)
+    return await asyncio.to_thread(_encode, model, text, adds_special)
 
 
 def decode(model: Model, ids: Iterable[int]) -> str:
@@ -144,9 +145,9 @@ class _PlainText:
         return ids
 
 
-def _encode(tokenizer: Any, text: str, adds_special: bool) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=adds_special, verbose=False).input_ids
-    return ids
+def _encode(model: Model, text: str, adds_special: bool) -> Sequence[int]:
+    ids: list[int] = model.tokenizer(text, add_special_tokens=adds_special, verbose=False).input_ids
+    return ids if model.tokenizer_size is None else TokenIds.known(ids, model.tokenizer_size)
 
 
 async def _prompt(model: Model, value: Any, context_len: int) -> Sequence[int]:

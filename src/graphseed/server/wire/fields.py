@@ -178,9 +178,7 @@ def _with_ids(raw: bytes, vocab_size: int) -> dict[str, Any]:
     body = _of_ids(vocab_size).decode(raw)
     for name, value in body.items():
         if type(value) is tuple:
-            body[name] = list(value) if name != PROMPT else TokenIds(value)
-    if PROMPT in body and type(body[PROMPT]) is TokenIds:
-        body[PROMPT].below = vocab_size
+            body[name] = TokenIds.known(value, vocab_size) if name == PROMPT else list(value)
     return body
 
 
