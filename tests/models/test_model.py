@@ -1,6 +1,5 @@
 """A ready model: its forward, its text in and out, what its publisher says of sampling."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -119,12 +118,6 @@ def test_text_goes_in_and_comes_out() -> None:
     assert model.encode("héllo") == list("héllo".encode())
     assert model.decode(model.encode("héllo <|eos|>")) == "héllo <|eos|>"
     assert model.decode([*b"hi", 257, 258]) == "hi"
-
-
-def test_what_the_tokenizer_can_write_is_known_where_it_says() -> None:
-    model = _random("tiny-llama")
-    assert model.tokenizer_size == 1 + max(model.tokenizer.get_vocab().values())
-    assert dataclasses.replace(model, tokenizer=object()).tokenizer_size is None
 
 
 def test_a_long_text_is_encoded_without_a_word(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ class OtherTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.vocab_size = self.tokenizer_size = len(tokenizer)
+        self.vocab_size = len(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +196,23 @@ def test_plain_text_is_tokenised_without_touching_the_engines_tokenizer(server: 
     assert backend.encode_special_tokens == before
 
 
-def test_ids_of_a_text_are_known_to_be_under_what_the_tokenizer_says(server: Small) -> None:
+def test_ids_of_a_text_are_known_to_be_under_the_highest_of_them(server: Small) -> None:
     (ids,) = asyncio.run(prompts_of(server.state.ready.model, SIZES, "ab"))
-    assert type(ids) is TokenIds and list(ids) == [97, 98]
-    assert ids.below == server.state.ready.model.tokenizer_size
+    assert type(ids) is TokenIds and list(ids) == [97, 98] and ids.below == 99
+
+
+def test_an_id_that_the_model_lacks_is_refused_whoever_wrote_it() -> None:
+    with small_server() as server:
+        inner = server.state.ready.model.tokenizer.backend_tokenizer
+        before = inner.post_processor
+        inner.post_processor = processors.TemplateProcessing(
+            single="<x> $A", special_tokens=[("<x>", 900)]
+        )
+        try:
+            error = server.refused("/completion", 400, prompt="ab")
+        finally:
+            inner.post_processor = before
+    assert "token id 900 at position 0" in error["message"]
 
 
 def test_lists_that_can_never_run_are_refused_before_they_are_looked_at() -> None:

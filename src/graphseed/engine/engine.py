@@ -119,9 +119,9 @@ class Engine:
                 yield delta
 
     def aread(self, request: Request) -> AsyncHandle:
-        """Hand in a request that the core made, and read it in the running event loop.
+        """Hand in a request that the core made, and read it in the event loop of this thread.
 
-        Raises as `start`.
+        Raises as `start`, and RuntimeError where no loop runs.
         """
         handle = AsyncHandle(self, request)
         self._hand_in(handle, kv_digest=False)
@@ -217,7 +217,7 @@ class Engine:
     def _hand_in(self, handle: Handle | AsyncHandle, kv_digest: bool) -> None:
         try:
             self._enter(handle.request, handle.sink, kv_digest)
-        except GraphseedError:
+        except BaseException:
             handle.disown()
             raise
 

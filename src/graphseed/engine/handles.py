@@ -6,11 +6,11 @@ request up. Does not know how a request is submitted or run.
 
 import asyncio
 import queue
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol
 
+from graphseed.capture.errors import GraphseedError
 from graphseed.engine.answer import Delta
 from graphseed.engine.request import Request
 
@@ -77,27 +77,6 @@ class Handle(_Reading):
         return self._passed(self._deltas.get())
 
 
-class _Arrived:
-    """What has come for a reader in an event loop and is not read yet. Used in that loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._deltas: deque[Delta] = deque()
-        self.has_news: asyncio.Future[None] = loop.create_future()  # done once there is any
-
-    def put(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-        if not self.has_news.done():
-            self.has_news.set_result(None)
-
-    async def get(self) -> Delta:
-        while not self._deltas:
-            if self.has_news.done():
-                self.has_news = self._loop.create_future()
-            await self.has_news
-        return self._deltas.popleft()
-
-
 class AsyncHandle(_Reading):
     """One submitted request as its reader in an event loop sees it. Made and used in that loop."""
 
@@ -106,19 +85,21 @@ class AsyncHandle(_Reading):
     def __init__(self, engine: Cancels, request: Request) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(engine, request)
-        arrived = _Arrived(loop)
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        has_news: asyncio.Future[None] = loop.create_future()
+
+        def arrive(delta: Delta) -> None:
+            deltas.put_nowait(delta)
+            if not has_news.done():
+                has_news.set_result(None)
 
         def sink(delta: Delta) -> None:
-            loop.call_soon_threadsafe(arrived.put, delta)
+            loop.call_soon_threadsafe(arrive, delta)
 
         self._loop = loop
-        self._arrived = arrived
-        self.sink: Sink = sink  # keeps what has arrived alive, not the handle
-
-    @property
-    def has_news(self) -> asyncio.Future[None]:
-        """Done once there is something to read. To be waited for with `asyncio.wait` alone."""
-        return self._arrived.has_news
+        self._deltas = deltas
+        self.has_news = has_news  # done once the first delta has come
+        self.sink: Sink = sink  # keeps the queue alive, not the handle
 
     def on_closed(self, call: Callable[[], None]) -> None:
         """Call, in the loop and once, when the reader has gone: at the end, early, or unseen."""
@@ -132,7 +113,11 @@ class AsyncHandle(_Reading):
         if self._has_ended:
             self.close()
             raise StopAsyncIteration
-        return self._passed(await self._arrived.get())
+        try:
+            return self._passed(await self._deltas.get())
+        except GraphseedError:  # what ended it
+            self.close()
+            raise
 
     def close(self) -> None:
         super().close()

@@ -244,13 +244,13 @@ class Request:
 
 
 class TokenIds(tuple[int, ...]):
-    """Plain whole numbers, each of which was looked at: `whole_numbers` makes them."""
+    """Ids that are plain whole numbers, be it that `whole_numbers` looked at each of them."""
 
     below: int | None = None  # that each is known to be under, and none is negative then
 
     @classmethod
     def known(cls, token_ids: Iterable[int], below: int) -> Self:
-        """Ids of which it is known that they are plain whole numbers from 0, under a bound."""
+        """Ids of which the caller knows that they are plain whole numbers from 0, under a bound."""
         ids = cls(token_ids)
         ids.below = below
         return ids

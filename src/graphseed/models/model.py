@@ -10,7 +10,6 @@ Shapes: T tokens in the step, S rows whose logits (or scores) are read, V vocabu
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,12 +64,6 @@ class Model:
     num_parameters: int  # a tied weight counts once
     weight_bytes: int
     kind: ModelKind = ModelKind.CAUSAL
-
-    @cached_property
-    def tokenizer_size(self) -> int | None:
-        """What every id that its tokenizer writes is under; None where it does not say."""
-        written = getattr(self.tokenizer, "backend_tokenizer", None)
-        return None if written is None else 1 + max(written.get_vocab().values(), default=-1)
 
     @property
     def can_generate(self) -> bool:

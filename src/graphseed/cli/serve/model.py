@@ -61,7 +61,6 @@ class ServeModel:
             "%s on %s: %d slots of %d tokens", model.name, driver.description,
             core.config.num_parallel, core.config.context_len,
         )  # fmt: skip
-        _ = model.tokenizer_size  # worked out now, and not while the first request waits
         return Served(engine, model)
 
     def close(self, served: Served) -> None:

@@ -36,10 +36,10 @@ def router(state: ServerState) -> APIRouter:
         turn = await _open(state, await json_body(request))
         shapes = ChatCompletion(state)
         if turn.asked.is_streaming:
-            is_running = await begin(turn.generations)
+            begun = await begin(turn.generations)
             return await event_stream(
                 request, _events(shapes, turn), state.settings, ends_with_done=True,
-                is_running=is_running, ping_seconds=turn.asked.ping_seconds,
+                begun=begun, ping_seconds=turn.asked.ping_seconds,
             )  # fmt: skip
         await unless_gone(request, read_turns(turn))
         return json_reply(shapes.whole(turn))

@@ -72,10 +72,10 @@ def router(state: ServerState) -> APIRouter:
         response = ResponseObject(state, body, answer)
         if turn.asked.is_streaming:
             stream = ResponseStream(response, answer)
-            is_running = await begin(turn.generations)
+            begun = await begin(turn.generations)
             return await event_stream(
                 request, _events(turn, stream), state.settings, ends_with_done=False,
-                is_running=is_running, ping_seconds=turn.asked.ping_seconds,
+                begun=begun, ping_seconds=turn.asked.ping_seconds,
                 error_event=stream.error,
             )  # fmt: skip
         await unless_gone(request, read_turns(turn))

@@ -93,9 +93,9 @@ async def _streamed(
     request: Request, events: AsyncGenerator[Event, None], tellings: list[Telling], *, done: bool
 ) -> Response:
     state, asked = tellings[0].state, tellings[0].asked
-    is_running = await begin([telling.generation for telling in tellings])
+    begun = await begin([telling.generation for telling in tellings])
     return await event_stream(
-        request, events, state.settings, ends_with_done=done, is_running=is_running,
+        request, events, state.settings, begun=begun, ends_with_done=done,
         ping_seconds=asked.ping_seconds,
     )  # fmt: skip
 

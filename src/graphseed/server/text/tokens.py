@@ -28,7 +28,6 @@ async def encode(model: Model, text: str, *, adds_special: bool) -> Sequence[int
     """Token ids of a text in which special tokens may be written out.
 
     `adds_special` puts what the tokenizer wants around a whole text (a BOS, where it has one).
-    Where the tokenizer says what it can write, nobody need look at each id again.
     """
     if len(text) < BLOCKING_CHARACTERS:
         return _encode(model, text, adds_special)
@@ -147,7 +146,10 @@ class _PlainText:
 
 def _encode(model: Model, text: str, adds_special: bool) -> Sequence[int]:
     ids: list[int] = model.tokenizer(text, add_special_tokens=adds_special, verbose=False).input_ids
-    return ids if model.tokenizer_size is None else TokenIds.known(ids, model.tokenizer_size)
+    if not getattr(model.tokenizer, "is_fast", False):
+        return ids
+    # They are whole numbers from 0: the tokenizers library has no others.
+    return TokenIds.known(ids, below=1 + max(ids, default=-1))
 
 
 async def _prompt(model: Model, value: Any, context_len: int) -> Sequence[int]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +20,7 @@ PROMPT: Final = "prompt"  # the field in which token ids may come, thousands at 
 
 _MAX_SHOWN: Final = 80  # characters of a value that an error shows
 _VALUE: Final = msgspec.json.Decoder[Any]()
+_UNREAD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # an object, its values as they came
 
 
 class Fields:
@@ -140,9 +141,9 @@ async def whole_body(request: Request) -> bytes:
 def json_object(raw: bytes, *, vocab_size: int | None = None) -> dict[str, Any]:
     """The JSON object that a body is. Raises InvalidRequest and Failed.
 
-    With `vocab_size`, a prompt that is a list of ids below it is a TokenIds, the ids checked while
-    they are parsed; any other prompt comes as it is. What is no JSON at all is a server_error of
-    status 500, as llama-server answers it.
+    With `vocab_size`, a prompt that is a list of ids below it comes as a TokenIds, checked while it
+    is parsed (as a list, where msgspec does not take the body); any other prompt comes as it is.
+    What is no JSON at all is a server_error of status 500, as llama-server answers it.
     """
     try:
         body = _parsed(raw, vocab_size)
@@ -162,29 +163,47 @@ def _parsed(raw: bytes, vocab_size: int | None) -> Any:
 
     Raises UnicodeEncodeError for half a character, which can be written in JSON and is no text.
     """
-    if vocab_size is not None:
-        with suppress(msgspec.MsgspecError):  # most have no other list
-            return _with_ids(raw, vocab_size)
     try:
-        return _VALUE.decode(raw)
+        return _VALUE.decode(raw) if vocab_size is None else _with_ids(raw, vocab_size)
     except msgspec.MsgspecError:  # it does not take what json does: UTF-16, half a character, NaN
         body = json.loads(raw)
     json.dumps(body, ensure_ascii=False).encode()
     return body
 
 
-def _with_ids(raw: bytes, vocab_size: int) -> dict[str, Any]:
-    """An object whose only long list, if any, is of ids. Raises MsgspecError for other lists."""
-    body = _of_ids(vocab_size).decode(raw)
-    for name, value in body.items():
-        if type(value) is tuple:
-            body[name] = TokenIds.known(value, vocab_size) if name == PROMPT else list(value)
+def _with_ids(raw: bytes, vocab_size: int) -> Any:
+    """A value, with ids as a TokenIds where it is an object with a prompt. Raises MsgspecError."""
+    decoders = _decoders(vocab_size)
+    if raw.count(b"[") == 1:  # ids alone, perhaps: all in one pass, which takes a third less
+        with suppress(msgspec.ValidationError):
+            body = decoders.object.decode(raw)
+            for name, value in body.items():
+                if type(value) is tuple:
+                    body[name] = TokenIds.known(value, vocab_size) if name == PROMPT else [*value]
+            return body
+    try:
+        unread = _UNREAD.decode(raw)
+    except msgspec.ValidationError:  # no object
+        return _VALUE.decode(raw)
+    body = {name: _VALUE.decode(value) for name, value in unread.items() if name != PROMPT}
+    if PROMPT in unread:
+        try:
+            body[PROMPT] = TokenIds.known(decoders.ids.decode(unread[PROMPT]), vocab_size)
+        except msgspec.ValidationError:  # a text, several prompts, or ids that no model has
+            body[PROMPT] = _VALUE.decode(unread[PROMPT])
     return body
 
 
+class _Decoders(NamedTuple):
+    """Of one vocabulary."""
+
+    ids: msgspec.json.Decoder[tuple[int, ...]]
+    object: msgspec.json.Decoder[dict[str, Any]]  # every list in it is one of ids
+
+
 @lru_cache(maxsize=8)  # a server has one model at a time
-def _of_ids(vocab_size: int) -> msgspec.json.Decoder[dict[str, Any]]:
-    """Reads objects in which every list is one of token ids."""
+def _decoders(vocab_size: int) -> _Decoders:
     token_id = Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]
-    value = tuple[token_id, ...] | dict[str, Any] | str | float | int | bool | None
-    return msgspec.json.Decoder(dict[str, value])
+    ids = tuple[token_id, ...]
+    value = ids | dict[str, Any] | str | float | int | bool | None
+    return _Decoders(msgspec.json.Decoder(ids), msgspec.json.Decoder(dict[str, value]))

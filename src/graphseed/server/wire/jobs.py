@@ -6,6 +6,7 @@ Owns how they are made, read together, and given up together. Does not know any 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final, cast
 
 from graphseed.engine import Grammar, Status
@@ -48,8 +49,21 @@ async def open_generations(
     return generations
 
 
-async def begin(generations: Sequence[Generation]) -> bool:
-    """Hand all in, ahead of what it takes to read them: whether all run, with nothing to read yet.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Generations that were handed in ahead of being read. Owned by what reads them."""
+
+    generations: Sequence[Generation]
+    are_running: bool  # all of them, and there was nothing to read yet
+
+    def close(self) -> None:
+        """Give up what has not ended."""
+        for generation in self.generations:
+            generation.close()
+
+
+async def begin(generations: Sequence[Generation]) -> Begun:
+    """Hand all in, ahead of what it takes to read them.
 
     Waits a millisecond, or until there is something to read: what the caller does next would keep
     the interpreter from the engine's thread. The first error ends all and is raised.
@@ -58,10 +72,10 @@ async def begin(generations: Sequence[Generation]) -> bool:
         news = [generation.begin() for generation in generations]
         told, _ = await asyncio.wait(news, timeout=HEAD_START, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
-        for generation in generations:
-            generation.close()
+        Begun(generations, are_running=False).close()
         raise
-    return not told and all(one.request.status is Status.PREFILL for one in generations)
+    are_running = all(one.request.status is Status.PREFILL for one in generations)
+    return Begun(generations, are_running=are_running and not told)
 
 
 async def read_all(generations: Sequence[Generation]) -> list[list[Piece]]:

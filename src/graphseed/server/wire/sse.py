@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from graphseed.server.errors import ApiError, Failed, of_exception
 from graphseed.server.settings import ServerSettings
+from graphseed.server.wire.jobs import Begun
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +50,27 @@ async def event_stream(
     settings: ServerSettings,
     *,
     ends_with_done: bool,
-    is_running: bool = False,
+    begun: Begun | None = None,
     ping_seconds: float | None = None,
     error_event: Callable[[ApiError], Event] = lambda error: error.body,
 ) -> StreamingResponse:
-    """Answer with events, as they come; the response starts with the first of them.
+    """Answer with events, as they come.
 
-    Where what they tell `is_running` already, it starts at once: its head is in nobody's way now,
-    and before the first token's event it would be. `events` is an async generator of dicts (each is
-    one `data:` event) and strings (whole frames: `named` makes them). What it raises before the
-    response has started is raised here, so that the client gets a plain HTTP error; what it raises
-    later goes out as `error_event` and ends the stream. While nothing comes, a ping goes out every
-    `ping_seconds` (None: the server's; -1: none); that starts the response too. A client that
-    disconnects closes the generator, at any time: `finally` in it runs, and a Generation that it
-    reads is cancelled. The request's body must have been read. Raises ClientGone.
+    `events` is an async generator of dicts (each is one `data:` event) and strings (whole frames:
+    `named` makes them). `begun` is what it reads, if that was handed in already.
+
+    The response's head goes out with the first event, or with a ping before it, or at once where
+    all that was begun runs: it is in nobody's way then, and would be once there is a token. What
+    `events` raises before the head has gone out is raised here, so that the client gets a plain
+    HTTP error; what it raises later goes out as `error_event` and ends the stream. While nothing
+    comes, a ping goes out every `ping_seconds` (None: the server's; -1: none).
+
+    A client that disconnects ends it at any time: `finally` in the generator runs, where it had
+    started, and what was begun is given up. The request's body must have been read. Raises
+    ClientGone.
     """
     interval = settings.sse_ping_seconds if ping_seconds is None else ping_seconds
-    stream = _EventStream(request, events, interval, ends_with_done, is_running, error_event)
+    stream = _EventStream(request, events, begun, interval, ends_with_done, error_event)
     try:
         await stream.begun()
     except BaseException as error:
@@ -103,9 +108,9 @@ class _EventStream(StreamingResponse):
         self,
         request: Request,
         events: Events,
+        begun: Begun | None,
         ping_seconds: float,
         ends_with_done: bool,
-        is_running: bool,
         error_event: Callable[[ApiError], Event],
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -113,9 +118,9 @@ class _EventStream(StreamingResponse):
         super().__init__((), media_type="text/event-stream", headers=headers)
         loop = asyncio.get_running_loop()
         self._events = events
+        self._work = begun
         self._ping_seconds = ping_seconds
         self._ends_with_done = ends_with_done
-        self._is_running = is_running
         self._error_event = error_event
         self._loop = loop
         self._sent_at = loop.time()
@@ -153,6 +158,8 @@ class _EventStream(StreamingResponse):
             await _ended(*(task for task in running if task is not None))
         finally:
             await self._events.aclose()
+            if self._work is not None:  # a generator that had not started has not closed it
+                self._work.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = {task for task in (self._sending, self._gone) if task is not None}
@@ -178,7 +185,7 @@ class _EventStream(StreamingResponse):
 
     async def _send_events(self) -> None:
         try:
-            if self._is_running:
+            if self._work is not None and self._work.are_running:
                 async with self._lock:
                     await self._start()
             async for event in self._events:
@@ -220,13 +227,14 @@ class _EventStream(StreamingResponse):
             self._timer.cancel()
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
-        self._sent_at = self._loop.time()
         async with self._lock:
             if not self.has_begun:
                 await self._start()
+            self._sent_at = self._loop.time()
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _start(self) -> None:
+        self._sent_at = self._loop.time()
         self._has_begun.set_result(None)
         start = {"type": "http.response.start", "status": self.status_code}
         await self._send({**start, "headers": self.raw_headers})
