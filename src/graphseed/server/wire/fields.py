@@ -165,7 +165,8 @@ def _parsed(raw: bytes, vocab_size: int | None) -> Any:
     """
     try:
         return _VALUE.decode(raw) if vocab_size is None else _with_ids(raw, vocab_size)
-    except msgspec.MsgspecError:  # it does not take what json does: UTF-16, half a character, NaN
+    # It does not take what json does: UTF-16, NaN, half a character (a UnicodeDecodeError, once).
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         body = json.loads(raw)
     json.dumps(body, ensure_ascii=False).encode()
     return body
