@@ -35,7 +35,8 @@ run_tests() {
     # The driver's tests read the device's memory, so nothing may run beside them.
     said 150 tests_driver $pytest tests/drivers tests/footguns tests/engine/test_one_launch.py
     local beside=""
-    python3 -c 'import xdist' 2>/dev/null && beside="-n 8 --dist load"
+    # A few tests take most of the time: who is done takes over what others have not begun.
+    python3 -c 'import xdist' 2>/dev/null && beside="-n 12 --dist worksteal"
     said 240 tests_engine $pytest $beside tests/models tests/engine tests/measure
 }
 
