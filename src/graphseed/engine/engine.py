@@ -27,6 +27,7 @@ from graphseed.engine.request import Request, SamplingParams, Status
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
 RETRY_SECONDS: Final = 0.005
 JOIN_SECONDS: Final = 60.0  # a step ends long before; a device that hangs must not hang close()
 WAKING_SECONDS: Final = 1e-4  # a reader that slept for long needs 60 us to come to itself

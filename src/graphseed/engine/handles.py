@@ -121,9 +121,9 @@ class AsyncHandle(_Reading):
 
     def close(self) -> None:
         super().close()
-        if self._on_closed is not None:
-            self._on_closed()
-            self._on_closed = None
+        tell, self._on_closed = self._on_closed, None
+        if tell is not None:
+            tell()
 
     async def aclose(self) -> None:
         """Stop reading, as `close`: what contextlib.aclosing calls."""

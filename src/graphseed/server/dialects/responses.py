@@ -75,8 +75,7 @@ def router(state: ServerState) -> APIRouter:
             begun = await begin(turn.generations)
             return await event_stream(
                 request, _events(turn, stream), state.settings, ends_with_done=False,
-                begun=begun, ping_seconds=turn.asked.ping_seconds,
-                error_event=stream.error,
+                begun=begun, ping_seconds=turn.asked.ping_seconds, error_event=stream.error,
             )  # fmt: skip
         await unless_gone(request, read_turns(turn))
         return json_reply(response.whole())

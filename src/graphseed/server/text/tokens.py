@@ -30,8 +30,8 @@ async def encode(model: Model, text: str, *, adds_special: bool) -> Sequence[int
     `adds_special` puts what the tokenizer wants around a whole text (a BOS, where it has one).
     """
     if len(text) < BLOCKING_CHARACTERS:
-        return _encode(model, text, adds_special)
-    return await asyncio.to_thread(_encode, model, text, adds_special)
+        return _encode(model.tokenizer, text, adds_special)
+    return await asyncio.to_thread(_encode, model.tokenizer, text, adds_special)
 
 
 def decode(model: Model, ids: Iterable[int]) -> str:
@@ -144,9 +144,9 @@ class _PlainText:
         return ids
 
 
-def _encode(model: Model, text: str, adds_special: bool) -> Sequence[int]:
-    ids: list[int] = model.tokenizer(text, add_special_tokens=adds_special, verbose=False).input_ids
-    if not getattr(model.tokenizer, "is_fast", False):
+def _encode(tokenizer: Any, text: str, adds_special: bool) -> Sequence[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=adds_special, verbose=False).input_ids
+    if not getattr(tokenizer, "is_fast", False):
         return ids
     # They are whole numbers from 0: the tokenizers library has no others.
     return TokenIds.known(ids, below=1 + max(ids, default=-1))
