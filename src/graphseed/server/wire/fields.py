@@ -6,7 +6,6 @@ is the client's error, which names the field and the value. Does not know any en
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -176,12 +175,14 @@ def _with_ids(raw: bytes, vocab_size: int) -> Any:
     """A value, with ids as a TokenIds where it is an object with a prompt. Raises MsgspecError."""
     decoders = _decoders(vocab_size)
     if raw.count(b"[") == 1:  # ids alone, perhaps: all in one pass, which takes a third less
-        with suppress(msgspec.ValidationError):
+        try:
             body = decoders.object.decode(raw)
-            for name, value in body.items():
-                if type(value) is tuple:
-                    body[name] = TokenIds.known(value, vocab_size) if name == PROMPT else [*value]
-            return body
+        except msgspec.ValidationError:  # no object, or its list is not of ids, whosever it is
+            return _VALUE.decode(raw)
+        for name, value in body.items():
+            if type(value) is tuple:
+                body[name] = TokenIds.known(value, vocab_size) if name == PROMPT else [*value]
+        return body
     try:
         unread = _UNREAD.decode(raw)
     except msgspec.ValidationError:  # no object

@@ -227,14 +227,13 @@ class _EventStream(StreamingResponse):
             self._timer.cancel()
 
     async def _put(self, body: bytes, *, is_last: bool = False) -> None:
+        self._sent_at = self._loop.time()
         async with self._lock:
             if not self.has_begun:
                 await self._start()
-            self._sent_at = self._loop.time()
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _start(self) -> None:
-        self._sent_at = self._loop.time()
         self._has_begun.set_result(None)
         start = {"type": "http.response.start", "status": self.status_code}
         await self._send({**start, "headers": self.raw_headers})
